@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from copilot_insights.errors import InsightsError
-    from copilot_insights.tables import Tables, load
+    from copilot_insights.loading import load
+    from copilot_insights.tables import Tables
 
 __version__ = "0.1.0"
 __all__ = ["InsightsError", "Tables", "__version__", "load"]
@@ -18,7 +19,7 @@ __all__ = ["InsightsError", "Tables", "__version__", "load"]
 _HOME = {
     "InsightsError": "copilot_insights.errors",
     "Tables": "copilot_insights.tables",
-    "load": "copilot_insights.tables",
+    "load": "copilot_insights.loading",
 }
 
 

@@ -1,0 +1,289 @@
+"""Which source each token, credit and millisecond comes from.
+
+Usage: per call from `session.usage_record`, else the session store, else the message's
+output tokens. Per session the sum over calls where it is complete, else the totals that
+`session.shutdown` states, else what is known; sources are never added for the same call.
+Time: an interaction's wall time is cut into parts that do not overlap and add up to it.
+"""
+
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from copilot_insights.reader import Events
+from copilot_insights.schema import AMOUNTS, MAIN, PARTS, STATEMENT
+from copilot_insights.spans import MESSAGE, total
+
+_STORE: Final = "session-store.db"
+_STORE_SCHEMA: Final = {
+    "session_id": pl.String, "agent_id": pl.String, "record_model": pl.String,
+    "input_tokens": pl.Int64, "cache_read_tokens": pl.Int64, "cache_write_tokens": pl.Int64,
+    "output_tokens": pl.Int64, "reasoning_tokens": pl.Int64, "nano_aiu": pl.Float64,
+    "premium_requests": pl.Float64, "duration_ms": pl.Int64, "record_ttft_ms": pl.Int64,
+    "record_initiator": pl.String, "finish_reason": pl.String, "at": pl.String,
+}  # fmt: skip
+_QUERY: Final = """
+    SELECT session_id, coalesce(agent_id, ?), model, input_tokens, cache_read_tokens,
+      cache_write_tokens, output_tokens, reasoning_tokens, total_nano_aiu,
+      CASE WHEN initiator IS NULL OR initiator = 'user' THEN request_multiplier ELSE 0 END,
+      CAST(round(duration_ms) AS INTEGER), CAST(round(time_to_first_token_ms) AS INTEGER),
+      initiator, finish_reason, created_at
+    FROM assistant_usage_events ORDER BY id
+"""
+
+
+def store_beside(logs: Iterable[str]) -> pl.DataFrame:
+    """Usage from the session stores in whose home the logs lie; empty where there is none.
+
+    The store is opened read-only and never locked. A store that can't be read (another
+    version, damaged) is the same as none: every number that it has is a second source.
+    """
+    homes = {Path(log).absolute().parent for log in logs}
+    places = {home / up / _STORE for home in homes for up in ("..", "../..")}
+    stores = sorted({place.resolve() for place in places if place.is_file()})
+    rows = [row for store in stores for row in _rows(store)]
+    return pl.DataFrame(rows, schema=_STORE_SCHEMA, orient="row", strict=False)
+
+
+def _rows(store: Path) -> list[tuple[object, ...]]:
+    # without a write-ahead log nothing is pending: then not even a lock file is touched
+    still = "" if store.with_name(f"{_STORE}-wal").exists() else "&immutable=1"
+    try:
+        with sqlite3.connect(f"{store.as_uri()}?mode=ro{still}", uri=True) as connection:
+            rows = connection.execute(_QUERY, (MAIN,)).fetchall()
+        connection.close()
+    except sqlite3.Error:
+        return []
+    return rows
+
+
+TOTALS: Final = {"session.shutdown": "shutdown", "session.usage_checkpoint": "checkpoint"}
+"""Events that state totals → the name of that source."""
+
+# --- usage --------------------------------------------------------------------------------
+
+
+def usage(events: Events, calls: pl.LazyFrame, store: pl.LazyFrame) -> pl.LazyFrame:
+    """A row per usage statement of the log, of every source; no row is a sum of others.
+
+    Extra columns: session, process, row.
+    """
+    place = ["session", "session_id", "process", "row", "seq", "agent_id", "at"]
+    records = events.of("session.usage_record", "assistant.usage").select(
+        *place, "model", *AMOUNTS, source=pl.lit("usage_record"), requests=1
+    )
+    messages = events.of(MESSAGE).filter(pl.col("output_tokens").is_not_null()).select(
+        *place, "model", "output_tokens", source=pl.lit("message"), requests=1
+    )
+    compactions = (
+        events.of("session.compaction_complete").filter(pl.col("input_tokens").is_not_null())
+        .select(*place, "model", *AMOUNTS[:4], source=pl.lit("compaction"), requests=1)
+    )  # fmt: skip
+    totals = statements(events, *TOTALS).with_columns(source=pl.col("type").replace_strict(TOTALS))
+    sessions = events.base.lazy().group_by("session_id").agg(pl.col("session").first())
+    stored = store.join(sessions, on="session_id").select(
+        "session", "session_id", "agent_id", *AMOUNTS, model="record_model",
+        at=pl.col("at").str.to_datetime(time_unit="ms", time_zone="UTC", strict=False),
+        source=pl.lit("store"), requests=1,
+    )  # fmt: skip
+    said = pl.concat([records, messages, compactions, totals, stored], how="diagonal_relaxed")
+    return said.sort("session", "row", nulls_last=True, maintain_order=True)
+
+
+def statements(events: Events, *kinds: str) -> pl.LazyFrame:
+    """A row per model of each total of the log."""
+    place = ["session", "session_id", "process", "row", "seq", "agent_id", "at", "type"]
+    exploded = events.of(*kinds).select(*place, "statements").explode(
+        "statements", empty_as_null=False, keep_nulls=False
+    )
+    fields = [field.name for field in STATEMENT.fields]
+    return exploded.select(*place, *(pl.col("statements").struct.field(name) for name in fields))
+
+
+def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
+    """The totals that count: session, process, row, since, premium_requests, nano_aiu.
+
+    A checkpoint always goes on from the session's beginning. A shutdown, until about 1.0.68 restarts with each process, later ones go on, and a log can hold
+    both: decided from the numbers. A total of as many requests as the session has
+    answered calls so far goes on; one of as many as its own process has, or one that
+    falls, is a restart. What counts is the last total that goes on, and the restarts after
+    it. `since` is the first process that it covers.
+    """
+    answered = calls.filter((pl.col("evidence") != "compaction") & (pl.col("status") == "ok"))
+    own = answered.group_by("session", "process").agg(own=pl.len().cast(pl.Int64))
+    sums = statements(events, *TOTALS).group_by("row").agg(
+        total("requests").alias("requests"),
+        tokens=pl.col("input_tokens").sum() + pl.col("output_tokens").sum(),
+    )
+    stated = (
+        events.of(*TOTALS)
+        .filter(pl.col("statements").is_not_null())
+        .select("session", "process", "row", "type", "premium_requests", "nano_aiu")
+        .join(sums, on="row", how="left")
+        .with_columns(pl.col("requests", "tokens").fill_null(0))
+        .sort("row").unique(["session", "process"], keep="last", maintain_order=True)
+    )  # fmt: skip
+    seen = (
+        stated.join(own, on=["session", "process"], how="full", coalesce=True)
+        .with_columns(pl.col("own").fill_null(0))
+        .sort("session", "process")
+        .with_columns(so_far=pl.col("own").cum_sum().over("session"))
+        .filter(pl.col("row").is_not_null())
+        .with_columns(pl.col("requests", "tokens").shift(1).over("session").name.prefix("last_"))
+    )
+    falls = (pl.col("requests") < pl.col("last_requests")) | (pl.col("tokens") < pl.col("last_tokens"))
+    nearer = (pl.col("requests") - pl.col("so_far")).abs() <= (pl.col("requests") - pl.col("own")).abs()
+    checkpoint = pl.col("type") == "session.usage_checkpoint"
+    seen = seen.with_columns(
+        goes_on=checkpoint | (nearer & ~falls.fill_null(value=False))
+    ).with_columns(
+        last_on=pl.when("goes_on").then("process").max().over("session")
+    )
+    return seen.filter(
+        pl.col("last_on").is_null() | (pl.col("process") >= pl.col("last_on"))
+    ).select(
+        "session", "process", "row", "premium_requests",
+        # after a crash a process can carry credits over that it did not spend
+        nano_aiu=pl.when((pl.col("own") > 0) | pl.col("goes_on")).then("nano_aiu"),
+        since=pl.when("goes_on").then(0).otherwise("process").cast(pl.Int64),
+    )  # fmt: skip
+
+
+def booked(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
+    """The usage that a session's numbers are made of: session, model, source, since, until,
+    requests and amounts. Its sums are the session's totals; `since` and `until` are the
+    processes that a row is about.
+    """
+    answered = calls.filter((pl.col("evidence") != "compaction") & (pl.col("status") == "ok"))
+    known = pl.col("input_tokens").is_not_null()
+    whole = answered.group_by("session").agg(whole=known.all())
+    kept = totals(events, calls)
+    covered = kept.group_by("session").agg(
+        on=pl.when(pl.col("since") == 0).then("process").max(), pieces=pl.col("process")
+    )
+    tagged = answered.join(whole, on="session").join(covered, on="session", how="left").with_columns(
+        covered=(pl.col("process") <= pl.col("on")).fill_null(value=False)
+        | pl.col("process").is_in(pl.col("pieces")).fill_null(value=False)
+    )
+    by_call = (
+        tagged.filter(pl.col("whole") | ~pl.col("covered"))
+        .filter(pl.col("usage_source").is_not_null())
+        .group_by("session", "model", "process", "usage_source")
+        .agg(requests=pl.len().cast(pl.Int64), **{name: total(name) for name in AMOUNTS})
+        .select("session", "model", "requests", *AMOUNTS, source="usage_source", since="process", until="process")
+    )
+    by_total = (
+        statements(events, *TOTALS)
+        .join(kept.select("row", "since"), on="row")
+        .join(whole, on="session", how="left")
+        .filter(~pl.col("whole").fill_null(value=False))
+        .select("session", "model", "requests", *AMOUNTS, "since", until="process",
+                source=pl.col("type").replace_strict(TOTALS))
+    )
+    return pl.concat([by_call, by_total], how="diagonal_relaxed")
+
+
+def session_usage(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
+    """A row per session: amounts, usage_source, ai_credits, compaction tokens."""
+    books = booked(events, calls)
+    order = pl.col("source").unique().sort()
+    sums = books.group_by("session").agg(
+        *(total(name) for name in AMOUNTS), usage_source=order.str.join("+")
+    )
+    kept = totals(events, calls)
+    stated = kept.group_by("session").agg(
+        premium=total("premium_requests"), nano=total("nano_aiu"), at=pl.col("row").max()
+    )
+    checked = events.of("session.usage_checkpoint").group_by("session").agg(
+        check_row=pl.col("row").last(), check_nano=pl.col("nano_aiu").last(),
+        check_premium=pl.col("premium_requests").last(),
+    )  # fmt: skip
+    packed = calls.filter(pl.col("evidence") == "compaction").group_by("session").agg(
+        compaction_input_tokens=total("input_tokens"), compaction_output_tokens=total("output_tokens")
+    )
+    table = events.base.lazy().select("session").unique()
+    for more in (sums, stated, checked, packed):
+        table = table.join(more, on="session", how="left")
+    # a checkpoint never restarts: the newer of the two has the credits
+    newer = (pl.col("check_row") > pl.col("at").fill_null(0)).fill_null(value=False)
+    nano = pl.coalesce(pl.when(newer).then("check_nano"), "nano", "nano_aiu")
+    return table.with_columns(
+        premium_requests=pl.coalesce(pl.when(newer).then("check_premium"), "premium", "premium_requests"),
+        ai_credits=nano / 1e9,
+    )
+
+
+# --- time ---------------------------------------------------------------------------------
+
+
+def time_split(
+    interactions: pl.LazyFrame, calls: pl.LazyFrame, tools: pl.LazyFrame,
+    permissions: pl.LazyFrame, hooks: pl.LazyFrame,
+) -> pl.LazyFrame:  # fmt: skip
+    """Parts of the wall time: session, interaction and PARTS, in milliseconds.
+
+    At each instant the first of these that is so: a tool runs; a permission or a person is
+    waited for; a hook runs; the model is called; else other. A tool that is itself held up
+    by a permission or a hook does not run. Parts add up to the wall time exactly.
+    """
+    key = ["session", "interaction"]
+    frames = [
+        _marks(calls.with_columns(at="started_at", at_end=pl.coalesce("replied_at", "ended_at")), llm=1),
+        _marks(tools.filter(pl.col("duration_ms").is_not_null() & ~pl.col("waits_for_user")), tool=1),
+        _marks(tools.filter(pl.col("duration_ms").is_not_null() & pl.col("waits_for_user")), permission=1),
+    ]
+    timed = tools.filter(pl.col("duration_ms").is_not_null()).select("session", "tool_call_id", pl.lit(1).alias("held"))
+    timed = timed.unique(["session", "tool_call_id"])
+    held = permissions.join(timed, on=["session", "tool_call_id"], how="left")
+    frames.append(_marks(held, permission=1, tool=-pl.col("held").fill_null(0)))
+    number = (
+        hooks.select("row", "session", tool_call_id="tool_call_ids")
+        .explode("tool_call_id", empty_as_null=False)
+        .join(timed, on=["session", "tool_call_id"])
+        .group_by("row").agg(held=pl.len().cast(pl.Int64))
+    )  # fmt: skip
+    stopping = hooks.join(number, on="row", how="left")
+    frames.append(_marks(stopping, hook=1, tool=-pl.col("held").fill_null(0)))
+    extent = interactions.select(*key, pl.col("started_at").alias("from"), pl.col("ended_at").alias("to"))
+    marks = pl.concat(frames, how="diagonal_relaxed").join(extent, on=key)
+    kinds = ["llm", "tool", "permission", "hook"]
+    state = (
+        marks.filter(pl.col("from").is_not_null())
+        .with_columns(t=pl.col("t").clip(pl.col("from"), pl.col("to")))
+        .group_by(*key, "t").agg(pl.col(kinds).sum())
+        .sort(*key, "t")
+        .with_columns(pl.col(kinds).cum_sum().over(key), next=pl.col("t").shift(-1).over(key))
+        .with_columns(ms=(pl.col("next") - pl.col("t")).dt.total_milliseconds().fill_null(0))
+        .with_columns(
+            part=pl.when(pl.col("tool") > 0).then(pl.lit("tool"))
+            .when(pl.col("permission") > 0).then(pl.lit("permission"))
+            .when(pl.col("hook") > 0).then(pl.lit("hook"))
+            .when(pl.col("llm") > 0).then(pl.lit("llm"))
+        )
+    )  # fmt: skip
+    parts = state.group_by(key).agg(
+        pl.col("ms").filter(pl.col("part") == kind).sum().alias(f"{kind}_ms") for kind in kinds
+    )
+    names = [f"{kind}_ms" for kind in kinds]
+    wall = (pl.col("to") - pl.col("from")).dt.total_milliseconds()
+    return (
+        extent.join(parts, on=key, how="left")
+        .with_columns(pl.when(wall.is_not_null()).then(pl.col(names).fill_null(0)))
+        .with_columns(other_ms=wall - pl.sum_horizontal(names, ignore_nulls=False))
+        .select(*key, *PARTS)
+    )
+
+
+def _marks(frame: pl.LazyFrame, **weights: int | pl.Expr) -> pl.LazyFrame:
+    """What begins (+) and stops (-) to be so at `at` and `at_end`, with its weight."""
+    both = frame.filter((pl.col("at_end") >= pl.col("at")).fill_null(value=False))
+    values = {name: pl.lit(w) if isinstance(w, int) else w for name, w in weights.items()}
+    key = ["session", "interaction"]
+    zero = {name: pl.lit(0) for name in ("llm", "tool", "permission", "hook")}
+    casts = {name: (values.get(name, zero[name])).cast(pl.Int64) for name in zero}
+    begin = both.select(*key, t="at", **casts)
+    stop = both.select(*key, t="at_end", **{name: -value for name, value in casts.items()})
+    return pl.concat([begin, stop])

@@ -1,0 +1,204 @@
+"""Logs → tables for any number of logs: in batches, on all cores, in bounded memory.
+
+Logs are read as if none shared an event with another, which is nearly always so. Those
+that do (a copy under another root, a fork, a saved stdout stream) are found by the ids of
+their sessions and events, and read again together.
+"""
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import polars as pl
+
+from copilot_insights.accounting import store_beside
+from copilot_insights.discover import STDIN, LogFile, find
+from copilot_insights.errors import InsightsError
+from copilot_insights.reader import read
+from copilot_insights.tables import Tables, build, join
+
+_BATCH: Final = 16 * 2**20
+_WORTH_A_PROCESS: Final = 48 * 2**20
+
+Progress = Callable[[float], None]
+"""Called now and then with the part that is done, 0 to 1."""
+
+
+class _Part(NamedTuple):
+    """Some logs' tables; their files table; and a hash of each event's id by session."""
+
+    tables: Tables
+    files: pl.DataFrame
+    ids: pl.DataFrame
+
+
+def load(
+    paths: Sequence[str | Path] | str | Path = (),
+    *,
+    events: bool = False,
+    progress: Progress | None = None,
+) -> Tables:
+    """Reads logs into tables.
+
+    Args:
+        paths: logs, session directories, roots, globs or `-`; none means the CLI's own
+            places (`$COPILOT_HOME`, else `~/.copilot`).
+        events: also fill the `events` table, which is as long as the logs.
+        progress: called now and then with the part that is done, 0 to 1.
+
+    Raises:
+        InsightsError: no log was found, or none could be read.
+    """
+    found = find([paths] if isinstance(paths, str | Path) else paths)
+    tables = load_files(found.files, events=events, progress=progress)
+    if tables.problems and not tables.sessions.height:
+        raise InsightsError(tables.problems[0], "Check its permissions.")
+    return replace(tables, problems=[*found.problems, *tables.problems])
+
+
+def load_files(
+    files: Sequence[LogFile], *, events: bool = False, progress: Progress | None = None
+) -> Tables:
+    """The same for logs that are found already."""
+    own, others = _shares(_side_by_side(files))
+    with _collector_off():
+        workers = [_Worker(share, events=events) for share in others]
+        parts = _load(own, events=events, progress=progress)
+        parts += [part for worker in workers for part in worker.result()]
+        parts = _settle_overlaps(parts, files, events=events)
+    return join([part.tables for part in parts])
+
+
+def _side_by_side(files: Sequence[LogFile]) -> list[LogFile]:
+    """Logs of one name behind each other: they are likely to be of one session."""
+    groups: defaultdict[str, list[LogFile]] = defaultdict(list)
+    for file in files:
+        groups[file.name].append(file)
+    return [file for group in groups.values() for file in group]
+
+
+def _shares(files: list[LogFile]) -> tuple[list[LogFile], list[list[LogFile]]]:
+    """What this process reads and what each further one does, of about equal bytes."""
+    sizes = [file.size() for file in files]
+    number = min(os.cpu_count() or 1, sum(sizes) // _WORTH_A_PROCESS + 1)
+    shares: list[list[LogFile]] = [[] for _ in range(number)]
+    done = 0
+    for file, size in zip(files, sizes, strict=True):
+        shares[done * number // (sum(sizes) + 1) if file.path != STDIN else 0].append(file)
+        done += size
+    return shares[0], [share for share in shares[1:] if share]
+
+
+def _batches(files: Sequence[LogFile]) -> Iterator[tuple[list[LogFile], float]]:
+    """Logs of a few megabytes together, and the part of all that is done with them."""
+    whole = sum(file.size() for file in files)
+    batch: list[LogFile] = []
+    held = done = 0
+    for file in files:
+        batch.append(file)
+        held += file.size()
+        if held >= _BATCH:
+            done += held
+            yield batch, done / whole
+            batch, held = [], 0
+    if batch or not done:
+        yield batch, 1.0
+
+
+def _load(
+    files: Sequence[LogFile], *, events: bool, progress: Progress | None = None
+) -> list[_Part]:
+    parts = []
+    for batch, done in _batches(files):
+        parts.append(_part(batch, events=events))
+        if progress:
+            progress(done)
+    return parts
+
+
+def _part(files: Sequence[LogFile], *, events: bool) -> _Part:
+    got = read(files)
+    tables = build(got, store_beside(file.path for file in files), with_events=events)
+    ids = got.events.base.select("session_id", event=pl.col("event_id").hash())
+    return _Part(tables, got.files, ids.filter(got.events.base["event_id"].is_not_null()))
+
+
+def _settle_overlaps(
+    parts: list[_Part], files: Sequence[LogFile], *, events: bool
+) -> list[_Part]:
+    """Reads logs again, together, that share a session or events with another part."""
+    if len(parts) == 1:
+        return parts
+    ids = pl.concat([part.ids for part in parts])
+    named = pl.concat([part.files.with_columns(part=pl.lit(n)) for n, part in enumerate(parts)])
+    sessions = named.unique(["session_id", "part"])["session_id"]
+    mixed = {*ids.filter(ids["event"].is_duplicated())["session_id"], *sessions.filter(sessions.is_duplicated())}
+    if not mixed:
+        return parts
+    # which log a part's repeated events repeat is not kept: take all that repeat any
+    mixed |= set(named.filter(pl.col("duplicates") > 0)["session_id"])
+    paths = set(named.filter(pl.col("session_id").is_in(list(mixed)))["path"])
+    again = _part([file for file in files if file.path in paths], events=events)
+    return [*(part._replace(tables=part.tables.without(mixed)) for part in parts), again]
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """Nothing here makes cycles; looking for them in millions of objects takes as long as
+    the work."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
+
+
+class _Worker:
+    """A further process for a share of the logs.
+
+    A plain child with a pipe: forking a process that has polars' threads can hang, and
+    multiprocessing's other ways run the caller's main module again.
+    """
+
+    def __init__(self, files: list[LogFile], *, events: bool) -> None:
+        self._files, self._events = files, events
+        self._process = subprocess.Popen(  # noqa: S603 (ourselves)
+            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        stdin = self._process.stdin
+        assert stdin  # noqa: S101 (for the type checker)
+        try:
+            stdin.write(pickle.dumps((files, events)))
+            stdin.close()
+        except OSError:
+            pass  # it could not start: result() does its work here
+
+    def result(self) -> list[_Part]:
+        """Its part; should the process have died, its work is done here."""
+        with self._process as process:
+            data = process.stdout.read() if process.stdout else b""
+        if process.returncode:
+            return _load(self._files, events=self._events)
+        parts: list[_Part] = pickle.loads(data)  # noqa: S301 (from ourselves)
+        return parts
+
+
+def _work() -> None:
+    files, events = pickle.load(sys.stdin.buffer)  # noqa: S301 (from ourselves)
+    with _collector_off():
+        parts = _load(files, events=events)
+        sys.stdout.buffer.write(pickle.dumps(parts, protocol=5))
+
+
+if __name__ == "__main__":
+    _work()

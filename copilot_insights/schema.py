@@ -1,0 +1,483 @@
+"""All knowledge of the log: event types, the fields read of each, and table columns.
+
+`FIELDS` says for each event type which columns of the events frame come from which paths
+of its payload; the decoder's structs are built from it. Content (prompts, replies,
+arguments, results) is skipped by the decoder or measured, never kept. Every field is
+optional: a log may be damaged, and null means that it does not say. Facts: the event
+schema of CLI 1.0.102 and logs of 1.0.12 to 1.0.102; where they disagree, the logs.
+"""
+
+import re
+from collections.abc import Callable
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, Final, NamedTuple
+from zlib import adler32, crc32
+
+import msgspec
+import polars as pl
+from msgspec import Meta, Raw, Struct
+
+MAIN: Final = "main"
+"""The agent id of the root agent, whose events carry none."""
+
+# --- columns of the events frame ---------------------------------------------------------
+
+S, I, F, B = pl.String, pl.Int64, pl.Float64, pl.Boolean
+AT: Final = pl.Datetime("ms", "UTC")
+
+_TOKENS: Final[dict[str, Any]] = {
+    "input_tokens": I, "cache_read_tokens": I, "cache_write_tokens": I, "output_tokens": I,
+    "reasoning_tokens": I,
+}  # fmt: skip
+TOKENS: Final = tuple(_TOKENS)
+"""Token columns. Cache tokens are part of input, reasoning tokens part of output."""
+
+AMOUNTS: Final = (*TOKENS, "nano_aiu", "premium_requests")
+"""What a usage statement says. 1e9 nano_aiu are one AI credit."""
+
+STATEMENT: Final = pl.Struct(
+    {"model": S, "requests": I, **_TOKENS, "nano_aiu": F, "premium_requests": F}
+)
+"""One model's share of a total."""
+
+EVENT_COLUMNS: Final[dict[str, Any]] = {
+    "turn_id": S, "interaction_id": S, "tool_call_id": S, "parent_tool_call_id": S,
+    "api_call_id": S, "request_id": S, "tool": S, "mcp_server": S, "agent_name": S,
+    "execution_mode": S, "kind": S, "outcome": S, "error_code": S, "status_code": I, "model": S,
+    "cwd": S, "repository": S, "branch": S, "producer": S, "cli_version": S, "delivery": S,
+    "source": S, "nudge": B, "success": B, "cancelled": B, "tool_requests": I,
+    "argument_bytes": I, "arguments_hash": S, "result_bytes": I, "exit_code": I,
+    "tool_call_ids": pl.List(S), **_TOKENS, "nano_aiu": F, "premium_requests": F,
+    "duration_ms": I, "ttft_ms": I, "initiator": S, "finish_reason": S, "lines_added": I,
+    "lines_removed": I, "files_modified": I, "statements": pl.List(STATEMENT),
+}  # fmt: skip
+"""What the events frame keeps of payloads."""
+
+# --- payload fields -----------------------------------------------------------------------
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Amount = Annotated[float, Meta(ge=0, le=1e15)]
+_ExitCode = Annotated[int, Meta(ge=-(2**32), le=2**32)]
+_DECODED: Final[dict[Any, Any]] = {S: str, I: Count, F: Amount, B: bool}
+
+
+class From(NamedTuple):
+    """A column that is computed: `function` of the values at `paths`, decoded as `types`."""
+
+    paths: tuple[str, ...]
+    types: tuple[Any, ...]
+    function: Callable[..., Any]
+
+
+class _Requests(Struct, frozen=True, gc=False):
+    count: Count | None = None
+    cost: Amount | None = None
+
+
+class _Tokens(Struct, frozen=True, gc=False, rename="camel"):
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
+    cache_read_tokens: Count | None = None
+    cache_write_tokens: Count | None = None
+    reasoning_tokens: Count | None = None
+
+
+class _Metrics(Struct, frozen=True, gc=False, rename="camel"):
+    """One model in `modelMetrics`."""
+
+    requests: _Requests = _Requests()
+    usage: _Tokens = _Tokens()
+    total_nano_aiu: Amount | None = None
+    ai_credits_status: str | None = None
+
+
+class _ProviderMetrics(Struct, frozen=True, gc=False, rename="camel"):
+    """One model in `providerModelMetrics`, the form that `session.usage_checkpoint` has."""
+
+    model_id: str | None = None
+    metrics: _Metrics = _Metrics()
+
+
+class _HookToolCall(Struct, frozen=True, gc=False):
+    id: str | None = None
+
+
+def _statements(
+    by_model: dict[str, _Metrics] | None, listed: list[_ProviderMetrics] | None, status: str | None
+) -> list[dict[str, Any]] | None:
+    if by_model is None and listed is None:
+        return None
+    pairs = by_model.items() if by_model is not None else [(p.model_id, p.metrics) for p in listed or ()]
+    return [
+        {
+            "model": model, "requests": m.requests.count,
+            **{name: getattr(m.usage, name) for name in TOKENS},
+            "nano_aiu": _known(m.total_nano_aiu, m.ai_credits_status or status),
+            "premium_requests": m.requests.cost,
+        }
+        for model, m in pairs
+    ]  # fmt: skip
+
+
+def _known(amount: float | None, status: str | None) -> float | None:
+    # without a GitHub account the CLI writes 0 credits, "unavailable": it does not mean free
+    return None if status == "unavailable" else amount
+
+
+def _round(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+def _first(*values: Any) -> Any:  # noqa: ANN401
+    return next((v for v in values if v is not None), None)
+
+
+def _size(raw: Raw) -> int | None:
+    return memoryview(raw).nbytes or None
+
+
+def _length(items: list[Any] | None) -> int | None:
+    return None if items is None else len(items)
+
+
+def _cost(cost: float | None, initiator: str | None) -> float | None:
+    # `cost` is the model's multiplier, billed once per user message, not per iteration
+    return cost if cost is None or initiator in {None, "user"} else 0.0
+
+
+def _nudge(flag: bool | None, source: str | None, mode: str | None, content: Raw) -> bool:  # noqa: FBT001
+    # before 1.0.65 a nudge is only known by its empty content in autopilot mode
+    return bool(flag) or source == "autopilot" or (mode == "autopilot" and bytes(content) == b'""')
+
+
+def hash_arguments(raw: Raw) -> str | None:
+    """16 hex digits that are equal when the arguments are; None for no arguments."""
+    text = bytes(raw)
+    if text[:1] == b'"':  # hooks may hold the arguments' JSON in a string, spaced
+        try:
+            text = msgspec.json.format(msgspec.json.decode(text, type=str).encode(), indent=-1)
+        except (msgspec.DecodeError, UnicodeError):
+            pass
+    return f"{crc32(text):08x}{adler32(text):08x}" if text else None
+
+
+_EXIT: Final = re.compile(rb'<(?:exited|(?:shellId: \S+ )?completed) with exit code (-?\d{1,9})>"')
+
+
+def _exit_code(code: int | None, result: Raw) -> int | None:
+    # before 1.0.85 the code is only at the end of the text; the quote ends the JSON string,
+    # so that the output of a command cannot pose as its exit code
+    if code is None and (found := _EXIT.search(bytes(result))):
+        return int(found[1])
+    return code
+
+
+_RAW_ARGUMENTS: Final = (("arguments",), (Raw,))
+_TURN: Final = {
+    "turn_id": "turnId", "interaction_id": "interactionId", "model": "model",
+    "parent_tool_call_id": "parentToolCallId",
+}  # fmt: skip
+_CONTEXT: Final = {
+    "cwd": From(("context.cwd", "context.gitRoot"), (str, str), _first),
+    "repository": "context.repository", "branch": "context.branch", "producer": "producer",
+    "cli_version": "copilotVersion", "model": "selectedModel",
+}  # fmt: skip
+_TOTAL: Final = {
+    "outcome": "shutdownType",
+    "statements": From(
+        ("modelMetrics", "providerModelMetrics", "accountingSnapshot.aiCreditsStatus"),
+        (dict[str, _Metrics], list[_ProviderMetrics], str),
+        _statements,
+    ),
+    "premium_requests": "totalPremiumRequests",
+    "nano_aiu": From(
+        ("totalNanoAiu", "accountingSnapshot.aiCreditsStatus"), (Amount, str), _known
+    ),
+    "lines_added": "codeChanges.linesAdded", "lines_removed": "codeChanges.linesRemoved",
+    "files_modified": From(("codeChanges.filesModified",), (list[Any],), _length),
+}  # fmt: skip
+_USAGE: Final = {
+    "model": "model", "api_call_id": "apiCallId", "input_tokens": "inputTokens",
+    "output_tokens": "outputTokens", "cache_read_tokens": "cacheReadTokens",
+    "cache_write_tokens": "cacheWriteTokens", "reasoning_tokens": "reasoningTokens",
+    "premium_requests": From(("cost", "initiator"), (Amount, str), _cost),
+    "nano_aiu": From(
+        ("copilotUsage.totalNanoAiu", "aiCreditsStatus"), (Amount, str), _known
+    ),
+    "duration_ms": From(("duration",), (Amount,), _round),
+    "ttft_ms": From(("timeToFirstTokenMs", "ttftMs"), (Amount, Amount),
+                    lambda new, old: _round(_first(new, old))),
+    "initiator": "initiator", "finish_reason": "finishReason",
+}  # fmt: skip
+_SUBAGENT: Final = {
+    "tool_call_id": "toolCallId", "agent_name": "agentName", "model": "model",
+    "execution_mode": "executionMode", "cancelled": "cancelled",
+}  # fmt: skip
+_HOOK: Final = {
+    "request_id": "hookInvocationId", "kind": "hookType", "success": "success",
+    "parent_tool_call_id": "parentToolCallId",
+}  # fmt: skip
+_USED: Final = "compactionTokensUsed"
+
+FIELDS: Final[dict[str, dict[str, str | From]]] = {
+    "session.start": _CONTEXT,
+    "session.resume": _CONTEXT,
+    "session.context_changed": {
+        "cwd": From(("cwd", "gitRoot"), (str, str), _first),
+        "repository": "repository", "branch": "branch",
+    },
+    "session.model_change": {"model": "newModel"},
+    "session.shutdown": _TOTAL,
+    "session.usage_checkpoint": _TOTAL,
+    "session.usage_record": {
+        column: f"usage.{of}" if isinstance(of, str) else of._replace(
+            paths=tuple(f"usage.{path}" for path in of.paths))
+        for column, of in _USAGE.items()
+    },
+    "assistant.usage": _USAGE,
+    "user.message": {
+        "interaction_id": "interactionId", "source": "source", "delivery": "delivery",
+        "parent_tool_call_id": "parentToolCallId",
+        "nudge": From(("isAutopilotContinuation", "source", "agentMode", "content"),
+                      (bool, str, str, Raw), _nudge),
+    },
+    "assistant.turn_start": _TURN,
+    "assistant.turn_end": _TURN,
+    "assistant.turn_retry": _TURN,
+    "assistant.message": {
+        **_TURN, "api_call_id": "apiCallId", "output_tokens": "outputTokens",
+        "tool_requests": From(("toolRequests",), (list[Any],), lambda r: len(r or ())),
+    },
+    "tool.execution_start": {
+        "tool_call_id": "toolCallId", "tool": "toolName", "mcp_server": "mcpServerName",
+        "parent_tool_call_id": "parentToolCallId",
+        "argument_bytes": From(*_RAW_ARGUMENTS, _size),
+        "arguments_hash": From(*_RAW_ARGUMENTS, hash_arguments),
+    },
+    "tool.execution_complete": {
+        "tool_call_id": "toolCallId", "parent_tool_call_id": "parentToolCallId",
+        "success": "success", "error_code": "error.code", "model": "model",
+        "exit_code": From(("shellExecution.exitCode", "result"), (_ExitCode, Raw), _exit_code),
+        "result_bytes": From(("result",), (Raw,), _size),
+    },
+    "permission.requested": {
+        "request_id": "requestId", "kind": "permissionRequest.kind",
+        "tool_call_id": "permissionRequest.toolCallId",
+    },
+    "permission.completed": {
+        "request_id": "requestId", "tool_call_id": "toolCallId", "outcome": "result.kind",
+    },
+    "hook.start": {
+        **_HOOK, "tool": "input.toolName",
+        "arguments_hash": From(("input.toolArgs",), (Raw,), hash_arguments),
+        "tool_call_ids": From(("input.toolCalls",), (list[_HookToolCall],),
+                              lambda calls: [c.id for c in calls if c.id] if calls else None),
+    },
+    "hook.end": _HOOK,
+    "subagent.started": _SUBAGENT,
+    "subagent.completed": _SUBAGENT,
+    "subagent.failed": _SUBAGENT,
+    "session.compaction_start": {"model": "model"},
+    "session.compaction_complete": {
+        "model": From(("model", f"{_USED}.model"), (str, str), _first), "success": "success",
+        # the short keys are those of 1.0.12 to 1.0.2x
+        "input_tokens": From((f"{_USED}.inputTokens", f"{_USED}.input"), (Count, Count), _first),
+        "output_tokens": From((f"{_USED}.outputTokens", f"{_USED}.output"), (Count, Count), _first),
+        "cache_read_tokens": From((f"{_USED}.cacheReadTokens", f"{_USED}.cachedInput"),
+                                  (Count, Count), _first),
+        "cache_write_tokens": f"{_USED}.cacheWriteTokens",
+        "duration_ms": From((f"{_USED}.duration",), (Amount,), _round),
+    },
+    "session.error": {"error_code": "errorType", "status_code": "statusCode"},
+    "model.call_failure": {"error_code": "errorType", "status_code": "statusCode"},
+    "session.truncation": {"input_tokens": "tokensRemovedDuringTruncation"},
+    "session.task_complete": {"success": "success"},
+    "abort": {"outcome": "reason"},
+}  # fmt: skip
+"""Event type → column of the events frame → path in `data`, or how it is computed."""
+
+RENAMED: Final = {f"custom_agent.{e}": f"subagent.{e}" for e in ("started", "completed", "failed")}
+"""Event types of CLI 0.0.3xx → the name they have now."""
+
+COUNTED: Final = (
+    "assistant.idle", "assistant.intent", "assistant.message_delta", "assistant.message_start",
+    "assistant.reasoning", "assistant.reasoning_delta", "assistant.streaming_delta",
+    "assistant.tool_call_delta", "external_tool.completed", "external_tool.requested",
+    "model.call_final_result", "model.call_finished", "model.call_start",
+    "pending_messages.modified", "session.auto_mode_resolved",
+    "session.autopilot_objective_changed", "session.autopilot_stopped",
+    "session.background_tasks_changed", "session.binary_asset", "session.canvas.recorded",
+    "session.completion_receipt", "session.context_cleared", "session.handoff", "session.idle",
+    "session.import_legacy", "session.info", "session.mcp_server_status_changed",
+    "session.mcp_servers_loaded", "session.mode_changed", "session.mode_notice_delivered",
+    "session.permissions_changed", "session.plan_changed", "session.remote_steerable_changed",
+    "session.schedule_cancelled", "session.schedule_created", "session.session_limits_changed",
+    "session.skills_loaded", "session.title_changed", "session.tools_updated",
+    "session.usage_info", "session.warning", "session.workspace_file_changed",
+    "skill.context_delivered", "skill.invoked", "subagent.configured", "subagent.deselected",
+    "subagent.selected", "system.message", "system.notification",
+    "tool.execution_partial_result", "tool.execution_progress", "tool.shell_output",
+    "tool.user_requested", "tool_search.activated",
+)  # fmt: skip
+"""Types of which nothing but the envelope is read. Known so that a whole file decodes in
+one call; a type that stands nowhere here only makes its file slower to read."""
+
+# --- the decoder's structs -----------------------------------------------------------------
+
+
+class Event(Struct, gc=False, rename="camel"):
+    """The envelope. `timestamp` is ISO 8601 UTC with milliseconds; agent_id: see MAIN."""
+
+    id: str | None = None
+    timestamp: str | None = None
+    parent_id: str | None = None
+    agent_id: str | None = None
+
+
+class Other(Event, gc=False, rename="camel"):
+    """An event of a type that is not known here; kept and counted."""
+
+    type: str = ""
+
+
+class StreamResult(Event, gc=False, rename="camel", tag="result", tag_field="type"):
+    """The last line of `copilot -p … --output-format json`; no event of the session."""
+
+    session_id: str | None = None
+
+
+def _part(name: str, fields: dict[str, Any]) -> type[Struct]:
+    """A struct of the paths in `fields`; a dotted path makes a struct within."""
+    heads: dict[str, Any] = {}
+    for path, kind in fields.items():
+        head, _, rest = path.partition(".")
+        if rest:
+            heads.setdefault(head, {})[rest] = kind
+        else:
+            heads[head] = kind
+    members = []
+    for head, kind in heads.items():
+        if isinstance(kind, dict):
+            inner = _part(f"{name}_{head}", kind)
+            members.append((head, inner, inner()))
+        else:
+            members.append((head, kind, Raw()) if kind is Raw else (head, kind | None, None))
+    return msgspec.defstruct(name, members, frozen=True, gc=False)
+
+
+def _event(tag: str, columns: dict[str, str | From], extra: dict[str, Any]) -> type[Event]:
+    paths: dict[str, Any] = dict(extra)
+    for column, of in columns.items():
+        if isinstance(of, str):
+            paths[of] = _DECODED[EVENT_COLUMNS[column]]
+        else:
+            paths.update(zip(of.paths, of.types, strict=True))
+    name = tag.replace(".", "_")
+    data = _part(f"{name}_data", paths)
+    members = [("data", data, data())] if paths else []
+    struct: type[Event] = msgspec.defstruct(
+        name, members, bases=(Event,), tag=tag, tag_field="type", gc=False, rename="camel"
+    )  # type: ignore[assignment]
+    return struct
+
+
+EVENTS: Final[dict[str, type[Event]]] = {
+    **{tag: _event(tag, columns, {"sessionId": str} if tag == "session.start" else {})
+       for tag, columns in FIELDS.items()},
+    **{tag: _event(tag, FIELDS[name], {}) for tag, name in RENAMED.items()},
+    **{tag: _event(tag, {}, {}) for tag in COUNTED},
+    "result": StreamResult,
+}  # fmt: skip
+"""Event type → the struct that its line is decoded to."""
+
+ANY_EVENT: Final = reduce(or_, EVENTS.values())  # type: ignore[arg-type]
+
+# --- tools ---------------------------------------------------------------------------------
+
+CATEGORY: Final = {
+    **{f"{verb}{shell}": "shell" for shell in ("bash", "powershell")
+       for verb in ("", "read_", "write_", "stop_", "list_")},
+    **dict.fromkeys(("view", "glob", "grep", "rg", "lsp", "show_file"), "read"),
+    **dict.fromkeys(("edit", "create", "str_replace_editor", "apply_patch"), "edit"),
+    **dict.fromkeys(("task", "read_agent", "write_agent", "list_agents", "stop_agent"), "agent"),
+    **dict.fromkeys(("web_fetch", "web_search", "fetch_copilot_cli_documentation"), "web"),
+    **dict.fromkeys(("ask_user", "exit_plan_mode"), "user"),
+    **dict.fromkeys(("task_complete", "report_intent", "update_todo", "sql", "store_memory",
+                     "skill", "tool_search"), "control"),
+}  # fmt: skip
+"""Tool → category; a tool of an MCP server is `mcp`, any other `other`. The tools of the
+category `user` wait for a person: their time is waiting, not work."""
+
+# --- tables --------------------------------------------------------------------------------
+
+_PARTS: Final[dict[str, Any]] = {
+    "llm_ms": I, "tool_ms": I, "permission_ms": I, "hook_ms": I, "other_ms": I,
+}  # fmt: skip
+PARTS: Final = tuple(_PARTS)
+"""The parts of an interaction's wall time; they add up to it exactly."""
+
+TABLES: Final[dict[str, dict[str, Any]]] = {
+    "sessions": {
+        "session_id": S, "path": S, "layout": S, "producer": S, "cli_version": S, "model": S,
+        "cwd": S, "repository": S, "branch": S, "started_at": AT, "ended_at": AT, "ending": S,
+        "processes": I, "interactions": I, "nudges": I, "turns_started": I, "turns_completed": I,
+        "llm_calls": I, "failed_llm_calls": I, "tool_calls": I, "failed_tool_calls": I,
+        "subagents": I, "compactions": I, "errors": I, "aborts": I, "task_complete": B,
+        **_TOKENS, "compaction_input_tokens": I, "compaction_output_tokens": I,
+        "usage_source": S, "premium_requests": F, "ai_credits": F, "wall_ms": I, "llm_ms": I,
+        "tool_ms": I, "permission_ms": I, "hook_ms": I, "user_ms": I, "other_ms": I,
+        "lines_added": I, "lines_removed": I, "files_modified": I, "events": I,
+        "rejected_lines": I, "duplicate_events": I, "bytes": I,
+    },
+    "interactions": {
+        "session_id": S, "agent_id": S, "interaction": I, "interaction_id": S, "kind": S,
+        "started_at": AT, "ended_at": AT, "turns": I, "tool_calls": I, **_PARTS, "outcome": S,
+    },
+    "llm_calls": {
+        "session_id": S, "agent_id": S, "interaction": I, "turn": I, "evidence": S,
+        "turn_id": S, "interaction_id": S, "api_call_id": S, "model": S, "started_at": AT,
+        "replied_at": AT, "ended_at": AT, "status": S, "llm_ms": I, "llm_ms_source": S,
+        "ttft_ms": I, **_TOKENS, "nano_aiu": F, "premium_requests": F, "usage_source": S,
+        "tool_requests": I, "finish_reason": S, "initiator": S,
+    },
+    "tool_calls": {
+        "session_id": S, "tool_call_id": S, "agent_id": S, "interaction": I, "turn": I,
+        "tool": S, "category": S, "mcp_server": S, "started_at": AT, "ended_at": AT,
+        "duration_ms": I, "permission_ms": I, "hook_ms": I, "run_ms": I, "status": S,
+        "exit_code": I, "error_code": S, "argument_bytes": I, "result_bytes": I,
+        "arguments_hash": S,
+    },
+    "usage": {
+        "session_id": S, "seq": I, "agent_id": S, "model": S, "source": S, "requests": I,
+        **_TOKENS, "nano_aiu": F, "premium_requests": F, "at": AT,
+    },
+    "subagents": {
+        "session_id": S, "agent_id": S, "tool_call_id": S, "agent_name": S, "model": S,
+        "execution_mode": S, "started_at": AT, "ended_at": AT, "turns": I, "tool_calls": I,
+        **_TOKENS, "status": S,
+    },
+    "permissions": {
+        "session_id": S, "request_id": S, "tool_call_id": S, "agent_id": S, "kind": S,
+        "started_at": AT, "ended_at": AT, "wait_ms": I, "outcome": S,
+    },
+    "hooks": {
+        "session_id": S, "hook_invocation_id": S, "tool_call_id": S, "agent_id": S, "kind": S,
+        "started_at": AT, "ended_at": AT, "duration_ms": I, "outcome": S,
+    },
+    "incidents": {"session_id": S, "seq": I, "at": AT, "kind": S, "detail": S},
+    "events": {
+        "session_id": S, "seq": I, "line": I, "event_id": S, "parent_id": S, "type": S,
+        "at": AT, "agent_id": S, **EVENT_COLUMNS,
+    },
+}  # fmt: skip
+"""Table → column → type; the grain and key stand first. `_ms` are milliseconds."""
+
+
+def conform(table: str, frame: pl.LazyFrame) -> pl.LazyFrame:
+    """The table's columns in their order and types; a column that is not there is null."""
+    have = set(frame.collect_schema())
+    return frame.select(
+        (pl.col(name) if name in have else pl.lit(None)).cast(dtype).alias(name)
+        for name, dtype in TABLES[table].items()
+    )
