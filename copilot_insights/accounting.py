@@ -104,18 +104,20 @@ def statements(events: Events, *kinds: str) -> pl.LazyFrame:
 
 
 def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
-    """The totals that count: session, process, row, since, premium_requests, nano_aiu.
+    """What each stated total adds: session, process, row, since, last_row, requests, own,
+    premium_requests, nano_aiu.
 
-    A checkpoint always goes on from the session's beginning. A shutdown, until about 1.0.68 restarts with each process, later ones go on, and a log can hold
-    both: decided from the numbers. A total of as many requests as the session has
-    answered calls so far goes on; one of as many as its own process has, or one that
-    falls, is a restart. What counts is the last total that goes on, and the restarts after
-    it. `since` is the first process that it covers.
+    Until about 1.0.68 a shutdown's total restarts with each process; later ones go on from
+    the last total in the log, whichever version wrote it, and a log can hold both. Decided
+    from the numbers: a total of as many requests as the last one and the calls answered
+    since goes on (then `last_row` is what it goes on from and it adds the difference); one
+    of just those calls, or one that falls, is a restart. Processes that crashed are part of
+    a total when the numbers say so; `since` is the first process that it is about.
     """
     answered = calls.filter((pl.col("evidence") != "compaction") & (pl.col("status") == "ok"))
     own = answered.group_by("session", "process").agg(own=pl.len().cast(pl.Int64))
     sums = statements(events, *TOTALS).group_by("row").agg(
-        total("requests").alias("requests"),
+        requests=pl.col("requests").sum(),
         tokens=pl.col("input_tokens").sum() + pl.col("output_tokens").sum(),
     )
     stated = (
@@ -126,93 +128,105 @@ def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
         .with_columns(pl.col("requests", "tokens").fill_null(0))
         .sort("row").unique(["session", "process"], keep="last", maintain_order=True)
     )  # fmt: skip
+    kept = ["requests", "tokens", "row", "process", "so_far", "nano_aiu", "premium_requests"]
     seen = (
         stated.join(own, on=["session", "process"], how="full", coalesce=True)
         .with_columns(pl.col("own").fill_null(0))
         .sort("session", "process")
         .with_columns(so_far=pl.col("own").cum_sum().over("session"))
         .filter(pl.col("row").is_not_null())
-        .with_columns(pl.col("requests", "tokens").shift(1).over("session").name.prefix("last_"))
+        .with_columns(pl.col(kept).shift(1).over("session").name.prefix("last_"))
+        .with_columns(pl.col("last_requests", "last_tokens", "last_so_far").fill_null(0))
     )
+    lately = pl.col("so_far") - pl.col("last_so_far")
+
+    def off(expected: pl.Expr) -> pl.Expr:
+        return (pl.col("requests") - expected).abs()
+
+    go_on = pl.min_horizontal(
+        off(pl.col("last_requests") + lately), off(pl.col("last_requests") + pl.col("own"))
+    )
+    restart = pl.min_horizontal(off(lately), off(pl.col("own")))
     falls = (pl.col("requests") < pl.col("last_requests")) | (pl.col("tokens") < pl.col("last_tokens"))
-    nearer = (pl.col("requests") - pl.col("so_far")).abs() <= (pl.col("requests") - pl.col("own")).abs()
     checkpoint = pl.col("type") == "session.usage_checkpoint"
-    seen = seen.with_columns(
-        goes_on=checkpoint | (nearer & ~falls.fill_null(value=False))
-    ).with_columns(
-        last_on=pl.when("goes_on").then("process").max().over("session")
+    seen = seen.with_columns(goes_on=(checkpoint | (go_on <= restart)) & ~falls).with_columns(
+        base=pl.when("goes_on").then("last_requests").otherwise(0)
     )
-    return seen.filter(
-        pl.col("last_on").is_null() | (pl.col("process") >= pl.col("last_on"))
-    ).select(
-        "session", "process", "row", "premium_requests",
-        # after a crash a process can carry credits over that it did not spend
-        nano_aiu=pl.when((pl.col("own") > 0) | pl.col("goes_on")).then("nano_aiu"),
-        since=pl.when("goes_on").then(0).otherwise("process").cast(pl.Int64),
+    crashed_too = off(pl.col("base") + lately) <= off(pl.col("base") + pl.col("own"))
+    before = pl.col("last_process").fill_null(-1) + 1
+    rises = pl.col("goes_on") | (pl.col("nano_aiu") >= pl.col("last_nano_aiu"))
+    return seen.select(
+        "session", "process", "row", "own",
+        requests=pl.col("requests") - pl.col("base"),
+        since=pl.when(crashed_too).then(before).otherwise("process"),
+        last_row=pl.when("goes_on").then("last_row"),
+        premium_requests=pl.col("premium_requests")
+        - pl.when("goes_on").then(pl.col("last_premium_requests").fill_null(0)).otherwise(0),
+        # after a crash a process can carry credits over that it did not spend (1.0.77)
+        nano_aiu=pl.col("nano_aiu")
+        - pl.when(pl.col("goes_on") | ((lately == 0) & rises)).then(pl.col("last_nano_aiu").fill_null(0)).otherwise(0),
     )  # fmt: skip
 
 
 def booked(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
-    """The usage that a session's numbers are made of: session, model, source, since, until,
-    requests and amounts. Its sums are the session's totals; `since` and `until` are the
-    processes that a row is about.
+    """The usage that a session's numbers are made of: session, model, source, requests and
+    amounts of the processes `since` to `until`. Its sums are the session's totals.
     """
     answered = calls.filter((pl.col("evidence") != "compaction") & (pl.col("status") == "ok"))
-    known = pl.col("input_tokens").is_not_null()
-    whole = answered.group_by("session").agg(whole=known.all())
-    kept = totals(events, calls)
-    covered = kept.group_by("session").agg(
-        on=pl.when(pl.col("since") == 0).then("process").max(), pieces=pl.col("process")
-    )
-    tagged = answered.join(whole, on="session").join(covered, on="session", how="left").with_columns(
-        covered=(pl.col("process") <= pl.col("on")).fill_null(value=False)
-        | pl.col("process").is_in(pl.col("pieces")).fill_null(value=False)
-    )
+    whole = answered.group_by("session").agg(whole=pl.col("input_tokens").is_not_null().all())
+    stated = totals(events, calls)
+    rest = without_total(answered.join(whole, on="session"), stated)
     by_call = (
-        tagged.filter(pl.col("whole") | ~pl.col("covered"))
+        rest.filter(pl.col("whole") | ~pl.col("covered"))
         .filter(pl.col("usage_source").is_not_null())
         .group_by("session", "model", "process", "usage_source")
         .agg(requests=pl.len().cast(pl.Int64), **{name: total(name) for name in AMOUNTS})
-        .select("session", "model", "requests", *AMOUNTS, source="usage_source", since="process", until="process")
-    )
+        .select("session", "model", "requests", *AMOUNTS, source="usage_source",
+                since="process", until="process")
+    )  # fmt: skip
+    said = statements(events, *TOTALS)
+    last = said.select(last_row="row", model="model", *(pl.col(n).alias(f"last_{n}") for n in ("requests", *AMOUNTS)))
     by_total = (
-        statements(events, *TOTALS)
-        .join(kept.select("row", "since"), on="row")
+        said.join(stated.select("row", "since", "last_row"), on="row")
+        .join(last, on=["last_row", "model"], how="left", nulls_equal=True)
         .join(whole, on="session", how="left")
         .filter(~pl.col("whole").fill_null(value=False))
-        .select("session", "model", "requests", *AMOUNTS, "since", until="process",
-                source=pl.col("type").replace_strict(TOTALS))
-    )
+        .select(
+            "session", "model", "since", until="process",
+            source=pl.col("type").replace_strict(TOTALS),
+            **{n: (pl.col(n) - pl.col(f"last_{n}").fill_null(0)).clip(lower_bound=0) for n in ("requests", *AMOUNTS)},
+        )
+    )  # fmt: skip
     return pl.concat([by_call, by_total], how="diagonal_relaxed")
+
+
+def without_total(answered: pl.LazyFrame, stated: pl.LazyFrame) -> pl.LazyFrame:
+    """The calls, with `covered`: whether a total of the log includes them."""
+    spans = stated.select("session", "since", until="process").sort("until")
+    calls = answered.sort("process").join_asof(
+        spans, left_on="process", right_on="until", by="session", strategy="forward", check_sortedness=False
+    )
+    return calls.with_columns(covered=(pl.col("process") >= pl.col("since")).fill_null(value=False))
 
 
 def session_usage(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
     """A row per session: amounts, usage_source, ai_credits, compaction tokens."""
-    books = booked(events, calls)
-    order = pl.col("source").unique().sort()
-    sums = books.group_by("session").agg(
-        *(total(name) for name in AMOUNTS), usage_source=order.str.join("+")
+    sums = booked(events, calls).group_by("session").agg(
+        *(total(name) for name in AMOUNTS), usage_source=pl.col("source").unique().sort().str.join("+")
     )
-    kept = totals(events, calls)
-    stated = kept.group_by("session").agg(
-        premium=total("premium_requests"), nano=total("nano_aiu"), at=pl.col("row").max()
+    stated = totals(events, calls).group_by("session").agg(
+        premium=total("premium_requests"), nano=total("nano_aiu")
     )
-    checked = events.of("session.usage_checkpoint").group_by("session").agg(
-        check_row=pl.col("row").last(), check_nano=pl.col("nano_aiu").last(),
-        check_premium=pl.col("premium_requests").last(),
-    )  # fmt: skip
+    streamed = events.of("result").group_by("session").agg(streamed=pl.col("premium_requests").last())
     packed = calls.filter(pl.col("evidence") == "compaction").group_by("session").agg(
         compaction_input_tokens=total("input_tokens"), compaction_output_tokens=total("output_tokens")
     )
     table = events.base.lazy().select("session").unique()
-    for more in (sums, stated, checked, packed):
+    for more in (sums, stated, streamed, packed):
         table = table.join(more, on="session", how="left")
-    # a checkpoint never restarts: the newer of the two has the credits
-    newer = (pl.col("check_row") > pl.col("at").fill_null(0)).fill_null(value=False)
-    nano = pl.coalesce(pl.when(newer).then("check_nano"), "nano", "nano_aiu")
     return table.with_columns(
-        premium_requests=pl.coalesce(pl.when(newer).then("check_premium"), "premium", "premium_requests"),
-        ai_credits=nano / 1e9,
+        premium_requests=pl.coalesce("premium", "premium_requests", "streamed"),
+        ai_credits=pl.coalesce("nano", "nano_aiu") / 1e9,
     )
 
 

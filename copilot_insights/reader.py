@@ -65,7 +65,8 @@ class Read(NamedTuple):
     """Some logs as frames.
 
     events: schema `events` plus `file` (row of files), `bad_fields`; in file order.
-    files: a row per log: session_id, path, layout, bytes, non_empty, rejected, duplicates.
+    files: a row per log: session_id, path, layout, bytes, non_empty, rejected, duplicates,
+        and what its own `session.start` says, which a fork shares with its original.
     rejected: session_id, path, line, offset, reason.
     ids: the ids of all events and of all sessions named, to find logs that overlap.
     """
@@ -261,7 +262,8 @@ class Events:
 class Read(NamedTuple):
     """Some logs, read.
 
-    files: a row per log: session_id, path, layout, bytes, non_empty, rejected, duplicates.
+    files: a row per log: session_id, path, layout, bytes, non_empty, rejected, duplicates,
+        and what its own `session.start` says, which a fork shares with its original.
     rejected: a row per line that is no event: session_id, path, line, offset, reason.
     problems: a line per log that could not be read.
     """
@@ -283,7 +285,7 @@ class _Column(NamedTuple):
 
 def _plan(name: str, struct: type[Event]) -> list[_Column]:
     data = next(f for f in msgspec.structs.fields(struct) if f.name == "data").type
-    position = {f.name: i for i, f in enumerate(msgspec.structs.fields(data))}
+    position = {f.encode_name: i for i, f in enumerate(msgspec.structs.fields(data))}
     columns = []
     for column, of in FIELDS[name].items():
         paths, function = ((of,), None) if isinstance(of, str) else (of.paths, of.function)
@@ -320,6 +322,7 @@ class _Log(NamedTuple):
     size: int
     decoded: Decoded
     stated: str | None
+    start: Event | None = None
     duplicates: int = 0
 
 
@@ -337,19 +340,19 @@ def read(files: Sequence[LogFile]) -> Read:
             problems.append(f"cannot read {file.path}: {error.strerror}")
             continue
         decoded = decode(data)
-        stated, started = _stated(decoded.events)
+        start = next((e for e in decoded.events if type(e) is _START), None)
+        stated, started = _stated(start, decoded.events)
         # the log that an event is counted in: the stored one before a stdout copy, the
         # original before its fork
         rank = (_LAYOUTS.index(file.layout), stated != file.name, started, order)
-        logs.append((rank, _Log(file, len(data), decoded, stated)))
+        logs.append((rank, _Log(file, len(data), decoded, stated, start)))
     return _assemble(_drop_seen([log for _, log in sorted(logs, key=itemgetter(0))]), problems)
 
 
-def _stated(events: list[Event]) -> tuple[str | None, str]:
+def _stated(start: Event | None, events: list[Event]) -> tuple[str | None, str]:
     """The session's id and start, as the log says them."""
-    for event in events:
-        if type(event) is _START and event.data.sessionId:  # type: ignore[attr-defined]
-            return event.data.sessionId, event.timestamp or "~"  # type: ignore[attr-defined]
+    if start and (data := start.data).sessionId:  # type: ignore[attr-defined]
+        return data.sessionId, data.startTime or start.timestamp or "~"
     last = next((e for e in reversed(events) if isinstance(e, StreamResult)), None)
     return (last.session_id if last else None), "~"
 
@@ -423,7 +426,9 @@ def _files(logs: list[_Log], ids: list[str]) -> pl.DataFrame:
         )
         for session, log in zip(ids, logs, strict=True)
     ]  # fmt: skip
-    return pl.DataFrame(rows, schema=_FILES, orient="row")
+    starts = [log.start or _START() for log in logs]
+    own = _payload(_START, list(range(len(logs))), starts).drop("row")
+    return pl.DataFrame(rows, schema=_FILES, orient="row").hstack(own)
 
 
 def _session_ids(logs: list[_Log]) -> list[str]:

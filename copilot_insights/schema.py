@@ -294,6 +294,7 @@ FIELDS: Final[dict[str, dict[str, str | From]]] = {
     "session.truncation": {"input_tokens": "tokensRemovedDuringTruncation"},
     "session.task_complete": {"success": "success"},
     "abort": {"outcome": "reason"},
+    "result": {"premium_requests": "premiumRequests"},
 }  # fmt: skip
 """Event type → column of the events frame → path in `data`, or how it is computed."""
 
@@ -341,10 +342,18 @@ class Other(Event, gc=False, rename="camel"):
     type: str = ""
 
 
+class StreamUsage(Struct, frozen=True, gc=False, rename="camel"):
+    """What the last line of a stream says."""
+
+    premium_requests: Amount | None = None
+
+
 class StreamResult(Event, gc=False, rename="camel", tag="result", tag_field="type"):
-    """The last line of `copilot -p … --output-format json`; no event of the session."""
+    """The last line of `copilot -p … --output-format json`; no event of the session, and
+    its payload stands where other events have their envelope."""
 
     session_id: str | None = None
+    data: StreamUsage = msgspec.field(default=StreamUsage(), name="usage")
 
 
 def _part(name: str, fields: dict[str, Any]) -> type[Struct]:
@@ -382,8 +391,10 @@ def _event(tag: str, columns: dict[str, str | From], extra: dict[str, Any]) -> t
     return struct
 
 
+_STATED: Final = {"sessionId": str, "startTime": str}
+
 EVENTS: Final[dict[str, type[Event]]] = {
-    **{tag: _event(tag, columns, {"sessionId": str} if tag == "session.start" else {})
+    **{tag: _event(tag, columns, _STATED if tag == "session.start" else {})
        for tag, columns in FIELDS.items()},
     **{tag: _event(tag, FIELDS[name], {}) for tag, name in RENAMED.items()},
     **{tag: _event(tag, {}, {}) for tag in COUNTED},

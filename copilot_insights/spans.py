@@ -55,12 +55,16 @@ def number(events: Events) -> Events:
     """Gives every event its `turn` and `interaction` (0-based per session).
 
     A turn begins with its `turn_start`; for agents that never wrote one (sub-agents before
-    1.0.85) with each message. An interaction begins with a user message of its agent; the
-    loop of an agent that has none begins with its first event.
+    1.0.85) with each message, or the error that came instead. An interaction begins with a
+    user message of its agent; the loop of an agent that has none begins with its first
+    event. A message that steers a running loop is an interaction that nothing else is of.
     """
     kind = pl.col("type")
+    instead = kind.is_in([MESSAGE, "session.error"])
+    steering = _steering(events)
     numbered = (
         events.base.lazy()
+        .join(steering, on="row", how="left", maintain_order="left")
         .with_columns(
             turns=(kind == TURN_START).any().over("agent"),
             users=(kind == USER).any().over("agent"),
@@ -68,7 +72,7 @@ def number(events: Events) -> Events:
             loop=kind.is_in(LOOP),
         )
         .with_columns(
-            is_turn=(kind == TURN_START) | ((kind == MESSAGE) & ~pl.col("turns")),
+            is_turn=(kind == TURN_START) | (instead & ~pl.col("turns")),
             loop=pl.col("loop") & ~((kind == STARTED) & pl.col("users")),
         )
         .with_columns(
@@ -80,11 +84,26 @@ def number(events: Events) -> Events:
             interaction=pl.when("begins").then(pl.col("begins").cum_sum().over("session").cast(pl.Int64) - 1),
             previous_at=pl.col("at").shift(1).over("agent"),
         )
-        .with_columns(pl.col("turn", "interaction").forward_fill().over("agent"))
-        .drop("turns", "users", "before")
+        .with_columns(
+            pl.col("turn").forward_fill().over("agent"),
+            interaction=pl.coalesce(
+                pl.when("steers").then("interaction"),
+                pl.when(pl.col("steers").is_null()).then("interaction").forward_fill().over("agent"),
+            ),
+        )
+        .drop("turns", "users", "before", "steers")
         .collect()
     )
     return events.with_base(numbered)
+
+
+def _steering(events: Events) -> pl.LazyFrame:
+    """User messages that were given to a loop that went on: `row`, `steers`."""
+    both = events.of(USER, TURN_START).with_columns(
+        next=pl.when(pl.col("type") == TURN_START).then("turn_id").backward_fill().over("agent")
+    )
+    steers = (pl.col("delivery") == "steering") & (pl.col("next") != "0")
+    return both.filter(steers).select("row", steers=pl.lit(value=True))
 
 
 # --- pairing ------------------------------------------------------------------------------
@@ -155,10 +174,10 @@ def llm_calls(events: Events, store: pl.LazyFrame) -> pl.LazyFrame:
         "turn_id", "interaction_id", "model", evidence=pl.lit("turn"), started_at="at", ended_at="at_end",
     )  # fmt: skip
     messages = events.of(MESSAGE)
-    alone = messages.filter("is_turn").select(
+    alone = events.of(MESSAGE, "session.error").filter("is_turn").select(
         "row", "seq", *_CALL, "session_id", "agent", "agent_id", "interaction", "process",
-        "turn_id", "interaction_id", "model", evidence=pl.lit("message"), started_at="previous_at",
-        ended_at=pl.lit(None),
+        "turn_id", "interaction_id", "model", started_at="previous_at", ended_at="at",
+        evidence=pl.when(pl.col("type") == MESSAGE).then(pl.lit("message")).otherwise(pl.lit("error")),
     )  # fmt: skip
     replies = messages.group_by(_CALL).agg(
         pl.col("at", "row").first().name.prefix("reply_"),
@@ -184,7 +203,7 @@ def llm_calls(events: Events, store: pl.LazyFrame) -> pl.LazyFrame:
         replied_at="reply_at",
         status=pl.when(answered).then(pl.lit("ok"))
         .when(pl.col("aborted")).then(pl.lit("aborted"))
-        .when(ended | pl.col("failed")).then(pl.lit("error"))
+        .when(ended | pl.col("failed") | (pl.col("evidence") == "error")).then(pl.lit("error"))
         .otherwise(pl.lit("open")),
         model=pl.coalesce("reply_model", "record_model", "model"),
         api_call_id=pl.coalesce("reply_api_call_id", "record_api_call_id"),
@@ -206,7 +225,25 @@ def llm_calls(events: Events, store: pl.LazyFrame) -> pl.LazyFrame:
         .when(pl.col("status").is_in(["error", "aborted"]) & elapsed("started_at", "ended_at").is_not_null())
         .then(pl.lit("turn")),
     )  # fmt: skip
-    return _with_model(pl.concat([calls, _compactions(events)], how="diagonal_relaxed"), events).sort("row")
+    compactions = _compactions(events)
+    calls = pl.concat([_sent(calls, compactions), compactions], how="diagonal_relaxed")
+    return _with_model(calls, events).sort("row")
+
+
+def _sent(calls: pl.LazyFrame, compactions: pl.LazyFrame) -> pl.LazyFrame:
+    """All but the turn that waited for an unfinished compaction: it never got to its call.
+
+    The CLI compacts beside a call and waits for it before the next one, so a turn that is
+    open behind an open compaction was killed before anything was sent.
+    """
+    stuck = compactions.filter(pl.col("status") == "open").group_by("agent", "process").agg(
+        stuck=pl.col("row").min()
+    )
+    waiting = (pl.col("status") == "open") & (pl.col("row") > pl.col("stuck"))
+    return (
+        calls.join(stuck, on=["agent", "process"], how="left", maintain_order="left")
+        .filter(~waiting.fill_null(value=False))
+    )
 
 
 def _records(events: Events) -> pl.LazyFrame:
@@ -448,7 +485,7 @@ def interactions(
     hooked = hooks.filter(pl.col("kind").is_in(LOOP_HOOKS)).group_by(key).agg(hooked=pl.col("at_end").max())
     made = calls.filter(pl.col("evidence") != "compaction").group_by(key).agg(
         turns=pl.len().cast(pl.Int64), final=pl.col("status").last(), wants=pl.col("tool_requests").last(),
-        closed=pl.col("row_end").last().is_not_null() | (pl.col("evidence").last() == "message"),
+        closed=pl.col("row_end").last().is_not_null() | (pl.col("evidence").last() != "turn"),
         loop_id=pl.col("interaction_id").drop_nulls().first(),
     )  # fmt: skip
     used = tools.group_by(key).agg(
@@ -486,10 +523,10 @@ def interactions(
         started_at="at", ended_at=pl.max_horizontal("last", "hooked", "at"),
         turns=pl.col("turns").fill_null(0), tool_calls=pl.col("tool_calls").fill_null(0), outcome=outcome,
     )  # fmt: skip
-    # a steering message goes on with the loop that it was sent into: one loop, one outcome
-    steered = pl.col("kind").shift(-1).over("agent") == "steering"
+    # a steering message shares the end of the loop that it was given to
+    own = ~((pl.col("kind") == "steering") & (pl.col("turns") == 0))
     return table.with_columns(
-        outcome=pl.when(~steered.fill_null(value=False)).then("outcome").backward_fill().over("agent")
+        outcome=pl.when(own).then("outcome").forward_fill().over("agent").fill_null("open")
     )
 
 

@@ -136,8 +136,10 @@ def _sessions(
     for more in (context, ended, done, counted, used, root, amounts):
         table = table.join(more, on="session", how="left", maintain_order="left")
     table = table.join(agents, on="session_id", how="left", maintain_order="left")
+    own = ["producer", "cli_version", "cwd", "repository", "branch"]
     files = read.files.lazy().group_by("session_id", maintain_order=True).agg(
         pl.col("path", "layout").first(), pl.col("bytes").sum(),
+        pl.col(own).drop_nulls().first().name.suffix("_stated"),
         lines=pl.col("non_empty").sum(), rejected_lines=pl.col("rejected").sum(),
         duplicate_events=pl.col("duplicates").sum(),
     )  # fmt: skip
@@ -151,7 +153,7 @@ def _sessions(
     busy = pl.sum_horizontal(PARTS)
     wall = elapsed("started_at", "ended_at")
     return table.with_columns(
-        pl.col(zero).fill_null(0),
+        pl.col(zero).fill_null(0), *(pl.coalesce(name, f"{name}_stated") for name in own),
         task_complete=pl.col("task_complete").fill_null(value=False),
         ending=pl.when(~pl.col("closed").fill_null(value=False)).then(pl.lit("none"))
         .when(pl.col("outcome") == "error").then(pl.lit("error")).otherwise(pl.lit("routine")),
@@ -188,28 +190,17 @@ def _incidents(
         .filter((col("times") >= _REPEATS) & (col("nth") == _REPEATS - 1))
     )
     answered = calls.filter((col("evidence") != "compaction") & (col("status") == "ok"))
-    stated = accounting.totals(events, calls).join(
-        accounting.statements(events, *accounting.TOTALS)
-        .group_by("row").agg(requests=total("requests")), on="row", how="left",
-    ).group_by("session").agg(
-        requests=total("requests"), first=col("since").min(),
-        pieces=col("process"), on=pl.when(col("since") == 0).then("process").max(),
-    )  # fmt: skip
-    counted = answered.join(stated, on="session").filter(
-        (col("process") <= col("on")).fill_null(value=False) | col("process").is_in(col("pieces"))
-    ).group_by("session").agg(found=pl.len().cast(pl.Int64))
+    stated = accounting.totals(events, calls)
+    in_total = accounting.without_total(answered, stated)
     names = events.base.lazy().group_by("session").agg(col("session_id").first())
     mismatch = (
-        stated.join(counted, on="session", how="left").join(names, on="session")
+        stated.group_by("session").agg(col("requests").sum())
+        .join(in_total.filter("covered").group_by("session").agg(found=pl.len()), on="session", how="left")
         .with_columns(col("found").fill_null(0)).filter(col("requests") != col("found"))
+        .join(names, on="session")
     )  # fmt: skip
     partly = (
-        answered.join(stated, on="session", how="left")
-        .filter(col("input_tokens").is_null())
-        .filter(
-            ~((col("process") <= col("on")).fill_null(value=False)
-              | col("process").is_in(col("pieces")).fill_null(value=False))
-        )
+        in_total.filter(col("input_tokens").is_null() & ~col("covered"))
         .group_by("session_id", maintain_order=True).agg(n=pl.len())
     )  # fmt: skip
     orphans = pl.concat([
