@@ -200,6 +200,51 @@ def booked(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
     return pl.concat([by_call, by_total], how="diagonal_relaxed")
 
 
+def bookings(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
+    """What a session's totals are made of, at the time of each call: a row per answered call
+    and model, whose sums are those of `booked` exactly.
+
+    A total that the log only states for many calls is shared out among them by their output
+    tokens, where these are known of all, else equally; whole numbers stay whole. What is
+    stated of no call that the log has is booked when it was stated.
+    """
+    key = ["session", "model", "since", "until", "source"]
+    books = booked(events, calls).with_row_index("book")
+    answered = calls.filter((pl.col("evidence") != "compaction") & (pl.col("status") == "ok"))
+    made = answered.select(
+        "session", "model", "process", "agent_id", "usage_source", "input_tokens",
+        at=pl.coalesce("started_at", "replied_at"), weight=pl.col("output_tokens"),
+    )  # fmt: skip
+    shares = books.join(made, on=["session", "model"], how="left", suffix="_call", nulls_equal=True)
+    inside = pl.col("process").is_between("since", "until") & (
+        # of the calls of a process, those that this row was summed from
+        pl.col("source").is_in(list(TOTALS.values())) | (pl.col("source") == pl.col("usage_source"))
+    )
+    shares = shares.filter(inside)
+    even = pl.col("weight").is_null().any() | (pl.col("weight").sum() == 0)
+    shares = shares.with_columns(weight=pl.when(even.over("book")).then(1).otherwise("weight"))
+    part = pl.col("weight").cum_sum().over("book") / pl.col("weight").sum().over("book")
+    whole = [n for n in AMOUNTS if n.endswith("_tokens")]
+    upto = shares.with_columns(
+        *((pl.col(n) * part).round().cast(pl.Int64).alias(n) for n in whole),
+        *((pl.col(n) * part).alias(n) for n in AMOUNTS if n not in whole),
+    )
+    exact = upto.with_columns(
+        (pl.col(n) - pl.col(n).shift(1, fill_value=0).over("book")).alias(n) for n in AMOUNTS
+    )
+    left = books.join(exact.select("book").unique(), on="book", how="anti").join(
+        totals(events, calls).select("session", "row", until="process"), on=["session", "until"], how="left"
+    ).join(events.base.lazy().select("row", "at"), on="row", how="left")  # fmt: skip
+    names = events.base.lazy().group_by("session").agg(pl.col("session_id").first())
+    return (
+        pl.concat([exact, left.with_columns(agent_id=pl.lit(MAIN))], how="diagonal_relaxed")
+        .join(names, on="session", how="left")
+        .with_columns(estimated=pl.col("source").is_in(list(TOTALS.values())))
+        .sort("session", "at", "book")
+        .drop(*key[2:4])
+    )
+
+
 def without_total(answered: pl.LazyFrame, stated: pl.LazyFrame) -> pl.LazyFrame:
     """The calls, with `covered`: whether a total of the log includes them."""
     spans = stated.select("session", "since", until="process").sort("until")

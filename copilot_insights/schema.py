@@ -463,6 +463,10 @@ TABLES: Final[dict[str, dict[str, Any]]] = {
         "session_id": S, "seq": I, "agent_id": S, "model": S, "source": S, "requests": I,
         **_TOKENS, "nano_aiu": F, "premium_requests": F, "at": AT,
     },
+    "bookings": {
+        "session_id": S, "agent_id": S, "model": S, "at": AT, "source": S, "estimated": B,
+        **_TOKENS, "nano_aiu": F, "premium_requests": F,
+    },
     "subagents": {
         "session_id": S, "agent_id": S, "tool_call_id": S, "agent_name": S, "model": S,
         "execution_mode": S, "started_at": AT, "ended_at": AT, "turns": I, "tool_calls": I,

@@ -27,6 +27,7 @@ class Tables:
     llm_calls: pl.DataFrame
     tool_calls: pl.DataFrame
     usage: pl.DataFrame
+    bookings: pl.DataFrame
     subagents: pl.DataFrame
     permissions: pl.DataFrame
     hooks: pl.DataFrame
@@ -76,7 +77,8 @@ def build(read: Read, store: pl.DataFrame, *, with_events: bool = True) -> Table
     troubles = _incidents(read, events, calls, tools, sessions.lazy())
     frames = {
         "sessions": sessions.lazy(), "interactions": loops, "llm_calls": calls,
-        "tool_calls": tools, "usage": usage, "subagents": subagents, "permissions": permissions,
+        "tool_calls": tools, "usage": usage, "bookings": accounting.bookings(events, calls),
+        "subagents": subagents, "permissions": permissions,
         "hooks": hooks, "incidents": troubles,
         "events": events.table() if with_events else pl.LazyFrame(schema=TABLES["events"]),
     }  # fmt: skip
@@ -198,6 +200,8 @@ def _incidents(
         .join(in_total.filter("covered").group_by("session").agg(found=pl.len()), on="session", how="left")
         .with_columns(col("found").fill_null(0)).filter(col("requests") != col("found"))
         .join(names, on="session")
+        # a fork's totals are also those of the calls that it shares with its original
+        .join(sessions.filter(col("duplicate_events") > 0).select("session_id"), on="session_id", how="anti")
     )  # fmt: skip
     partly = (
         in_total.filter(col("input_tokens").is_null() & ~col("covered"))
