@@ -31,7 +31,7 @@ _QUERY: Final = """
       CASE WHEN initiator IS NULL OR initiator = 'user' THEN request_multiplier ELSE 0 END,
       CAST(round(duration_ms) AS INTEGER), CAST(round(time_to_first_token_ms) AS INTEGER),
       initiator, finish_reason, created_at
-    FROM assistant_usage_events ORDER BY id
+    FROM assistant_usage_events WHERE initiator IS NOT 'compaction' ORDER BY id
 """
 
 

@@ -111,28 +111,31 @@ def decode(data: bytes) -> Decoded:
 
 
 def _decode_line(raw: bytes) -> tuple[Event | None, str, list[str]]:
-    try:
-        return _DECODER.decode(raw), "", []
-    except ValidationError:
-        pass
-    except (DecodeError, RecursionError):
-        raw = _mend(raw)
-    if not raw:
-        return None, "NUL bytes", []
-    try:
-        other = _OTHER.decode(raw)
-        if other.type and other.type not in EVENTS:
-            return other, "", []
-    except (DecodeError, RecursionError):
-        pass
-    try:
-        return _DECODER.decode(raw), "", []
-    except (DecodeError, RecursionError):
-        return _decode_lenient(raw)
+    """The event of an odd line, or why there is none, and what of it is missing."""
+    event, reason, bad = _decode_lenient(raw)
+    if event is None and (mended := _mend(raw)) != raw:
+        if not mended:
+            return None, "NUL bytes", []
+        event, reason, bad = _decode_lenient(mended)
+        raw = mended
+    if event is None and (piece := _whole_event_of(raw)):
+        event, reason, bad = piece, "", [f"{_tag(piece)}: torn text beside it on its line"]
+    return event, reason, bad
+
+
+def _tag(event: Event) -> str:
+    return event.type if isinstance(event, Other) else _NAME[type(event)]
 
 
 def _decode_lenient(raw: bytes) -> tuple[Event | None, str, list[str]]:
     """Field by field: what has the wrong type is missing, and named."""
+    try:
+        other = _OTHER.decode(raw)
+        if other.type and other.type not in EVENTS:
+            return other, "", []
+        return _DECODER.decode(raw), "", []
+    except (DecodeError, RecursionError):
+        pass
     try:
         value = msgspec.json.decode(raw)
     except (DecodeError, RecursionError) as error:
@@ -146,6 +149,30 @@ def _decode_lenient(raw: bytes) -> tuple[Event | None, str, list[str]]:
     bad: list[str] = []
     event = _lenient(value, EVENTS.get(name, Other), "", bad)
     return event, "", [f"{name}: {field}" for field in bad]
+
+
+_TYPE: Final = b'{"type":"'
+
+
+def _whole_event_of(raw: bytes) -> Event | None:
+    """The whole event on a line that holds more: writers append after a crash, and the torn
+    line before has no newline. A line gives one event at most."""
+    depth = 0
+    for token in _TOKEN.finditer(raw):
+        depth += (token[0] in b"[{") - (token[0] in b"]}")
+        if depth <= 0 and token[0] in b"]}":
+            event = _decode_lenient(raw[: token.end()])[0]
+            if event is not None:
+                return event
+            break
+    start = raw.rfind(_TYPE)
+    while start > 0:
+        event = _decode_lenient(raw[start:])[0]
+        # what is nested in a torn line has neither
+        if event is not None and event.id and event.timestamp:
+            return event
+        start = raw.rfind(_TYPE, 0, start)
+    return None
 
 
 def _lenient(value: Any, kind: Any, path: str, bad: list[str]) -> Any:  # noqa: ANN401
@@ -166,7 +193,9 @@ def _lenient(value: Any, kind: Any, path: str, bad: list[str]) -> Any:  # noqa: 
                         known[field.name] = inner
             return kind(**known)
     elif get_origin(kind) is dict and isinstance(value, dict):
-        return {str(key): _lenient(v, get_args(kind)[1], path, bad) for key, v in value.items()}
+        of = {key: _lenient(v, get_args(kind)[1], path, bad) for key, v in value.items()}
+        bad.extend(path for v in value.values() if v is None)
+        return {key: v for key, v in of.items() if v is not None}
     elif get_origin(kind) is list and isinstance(value, list):
         items = (_lenient(v, get_args(kind)[0], path, bad) for v in value)
         return [item for item in items if item is not None]
@@ -187,15 +216,19 @@ _ESCAPE: Final = re.compile(
     rb"\\(?:(u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|u[dD][89a-fA-F][0-9a-fA-F]{2}|.)"
 )
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]')
+_NO_NUMBER: Final = re.compile(
+    rb'("(?:[^"\\]|\\.)*")|-?(?:NaN|Infinity)|-?\d[\d.]*[eE][+-]?\d{3,}'
+)
 
 
 def _mend(raw: bytes) -> bytes:
     """The line without what makes good JSON bad: NULs, BOM, broken UTF-8, lone surrogates
-    and other control characters, and anything nested deeper than a log ever is."""
+    and control characters, no numbers, and anything nested deeper than a log ever is."""
     raw = raw.strip(_SPACE + b"\0").removeprefix(_BOM).strip(_SPACE + b"\0")
     raw = raw.translate(_CONTROL).decode("utf-8", "replace").encode()
     if b"\\u" in raw:
         raw = _ESCAPE.sub(_paired, raw)
+    raw = _NO_NUMBER.sub(lambda m: m[1] or b'"no number"', raw)
     return _flatten(raw) if raw.count(b"[") + raw.count(b"{") > _DEPTH else raw
 
 
@@ -358,7 +391,7 @@ def _stated(start: Event | None, events: list[Event]) -> tuple[str | None, str]:
 
 
 def _drop_seen(logs: list[_Log]) -> list[_Log]:
-    ids = pl.Series([e.id for log in logs for e in log.decoded.events], dtype=pl.String)
+    ids = pl.Series([e.id or None for log in logs for e in log.decoded.events], dtype=pl.String)
     if not ids.drop_nulls().is_duplicated().any():
         return logs
     seen: set[str] = set()
@@ -370,7 +403,7 @@ def _drop_seen_of(log: _Log, seen: set[str]) -> _Log:
     bad = dict(old.bad_fields)
     events, lines, bad_fields = [], [], []
     for index, (event, line) in enumerate(zip(old.events, old.lines, strict=True)):
-        if event.id is not None:
+        if event.id:
             if event.id in seen:
                 continue
             seen.add(event.id)
@@ -457,13 +490,15 @@ def _base(
         {
             "session": pl.Series(session, dtype=pl.UInt32),
             "line": pl.Series([n for log in logs for n in log.decoded.lines], dtype=pl.Int64),
-            "event_id": pl.Series([e.id for e in events], dtype=pl.String),
+            "event_id": pl.Series([e.id or None for e in events], dtype=pl.String),
             "parent_id": pl.Series([e.parent_id for e in events], dtype=pl.String),
             "type": _types(events),
             "at": _times(pl.Series([e.timestamp for e in events], dtype=pl.String)),
             "agent_id": pl.Series([e.agent_id for e in events], dtype=pl.String),
         }
     ).with_row_index("row")
+    # a log may say "main" where it usually says nothing
+    base = base.with_columns(pl.when(~pl.col("agent_id").is_in(["", MAIN])).then("agent_id"))
     # before 1.0.44 a sub-agent's events say only which tool call it runs in
     child = [
         frame.select("row", child=key)
@@ -475,13 +510,14 @@ def _base(
         base = base.join(children, on="row", how="left", maintain_order="left")
         base = base.with_columns(pl.coalesce("agent_id", "child").alias("agent_id")).drop("child")
     child_code = pl.col("agent_id").cast(pl.Categorical).to_physical().cast(pl.UInt64)
-    begins = pl.col("type").is_in(["session.start", "session.resume"])
+    seq = pl.int_range(pl.len(), dtype=pl.Int64).over("session")
+    begins = pl.col("type").is_in(["session.start", "session.resume"]) | (seq == 0)
     return base.with_columns(
         pl.col("agent_id").fill_null(MAIN),
         session_id=pl.Series(names, dtype=pl.String).gather(base["session"]),
         bad_fields=_bad_fields(logs, base),
-        seq=pl.int_range(pl.len(), dtype=pl.Int64).over("session"),
-        process=(begins.cum_sum().over("session").cast(pl.Int64) - 1).clip(lower_bound=0),
+        seq=seq,
+        process=begins.cum_sum().over("session").cast(pl.Int64) - 1,
         agent=pl.col("session") * 2**32 + (child_code + 1).fill_null(0),
     )
 

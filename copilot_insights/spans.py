@@ -54,7 +54,7 @@ def total(column: str) -> pl.Expr:
 def number(events: Events) -> Events:
     """Gives every event its `turn` and `interaction` (0-based per session).
 
-    A turn begins with its `turn_start`; for agents that never wrote one (sub-agents before
+    A turn begins with its `turn_start`; for agents that have written none (sub-agents before
     1.0.85) with each message, or the error that came instead. An interaction begins with a
     user message of its agent; the loop of an agent that has none begins with its first
     event. A message that steers a running loop is an interaction that nothing else is of.
@@ -66,7 +66,7 @@ def number(events: Events) -> Events:
         events.base.lazy()
         .join(steering, on="row", how="left", maintain_order="left")
         .with_columns(
-            turns=(kind == TURN_START).any().over("agent"),
+            turns=(kind == TURN_START).cum_max().over("agent"),
             users=(kind == USER).any().over("agent"),
             before=(kind == USER).cum_sum().over("agent"),
             loop=kind.is_in(LOOP),
@@ -151,11 +151,11 @@ def spans(
 
 def turn_spans(events: Events) -> pl.LazyFrame:
     """Turns: an end closes the latest open turn of its agent, of the same id where given."""
-    start = pl.col("type") == TURN_START
-    opened = pl.when(start).then("turn_id").forward_fill().over("agent")
-    closed = pl.when(~start).then("turn_id").backward_fill().over("agent")
+    start, run = pl.col("type") == TURN_START, ["agent", "process"]
+    opened = pl.when(start).then("turn_id").forward_fill().over(run)
+    closed = pl.when(~start).then("turn_id").backward_fill().over(run)
     given = pl.coalesce("turn_id", pl.when(start).then(closed).otherwise(opened), pl.lit(""))
-    return spans(events, TURN_START, TURN_END, ["agent", "turn_id"], given.alias("turn_id"))
+    return spans(events, TURN_START, TURN_END, [*run, "turn_id"], given.alias("turn_id"))
 
 
 # --- model calls --------------------------------------------------------------------------
@@ -179,7 +179,12 @@ def llm_calls(events: Events, store: pl.LazyFrame) -> pl.LazyFrame:
         "turn_id", "interaction_id", "model", started_at="previous_at", ended_at="at",
         evidence=pl.when(pl.col("type") == MESSAGE).then(pl.lit("message")).otherwise(pl.lit("error")),
     )  # fmt: skip
-    replies = messages.group_by(_CALL).agg(
+    # what is written behind a turn's end is no reply: 1.0.102 opens a woken run like this
+    ends = turns.select(*_CALL, "row_end").filter(pl.col("row_end").is_not_null())
+    replies = messages.join(ends, on=_CALL, how="left", maintain_order="left").filter(
+        pl.col("row_end").is_null() | (pl.col("row") < pl.col("row_end"))
+    )
+    replies = replies.group_by(_CALL).agg(
         pl.col("at", "row").first().name.prefix("reply_"),
         pl.col("api_call_id", "model").drop_nulls().first().name.prefix("reply_"),
         total("tool_requests").alias("tool_requests"),
@@ -192,12 +197,16 @@ def llm_calls(events: Events, store: pl.LazyFrame) -> pl.LazyFrame:
         pl.col("finish_reason").last(),
         recorded=pl.lit(value=True),
     )
+    # a tool that starts shows that there was a reply, should its line be damaged
+    acted = events.of("tool.execution_start").group_by(_CALL).agg(acted_at=pl.col("at").first())
     aborts = events.of("abort").select(*_CALL, aborted=pl.lit(value=True)).unique()
     errors = events.of("session.error").select(*_CALL, failed=pl.lit(value=True)).unique()
     calls = pl.concat([turns, alone], how="diagonal_relaxed").sort("row")
-    for more in (replies, records, aborts, errors):
+    for more in (replies, records, acted, aborts, errors):
         calls = calls.join(more, on=_CALL, how="left", maintain_order="left")
-    answered = pl.col("reply_at").is_not_null() | pl.col("recorded").is_not_null()
+    answered = pl.any_horizontal(
+        pl.col(name).is_not_null() for name in ("reply_row", "recorded", "acted_at")
+    )
     ended = pl.col("row_end").is_not_null()
     calls = calls.with_columns(
         replied_at="reply_at",
@@ -209,6 +218,7 @@ def llm_calls(events: Events, store: pl.LazyFrame) -> pl.LazyFrame:
         api_call_id=pl.coalesce("reply_api_call_id", "record_api_call_id"),
     )  # fmt: skip
     calls = _with_store(calls, store)
+    cut = pl.col("status").is_in(["error", "aborted"])
     calls = calls.with_columns(
         usage_source=pl.when(pl.col("recorded")).then(pl.lit("usage_record"))
         .when(pl.col("stored")).then(pl.lit("store"))
@@ -217,12 +227,13 @@ def llm_calls(events: Events, store: pl.LazyFrame) -> pl.LazyFrame:
         ttft_ms="record_ttft_ms", initiator="record_initiator",
         llm_ms=pl.coalesce(
             "duration_ms", elapsed("started_at", "replied_at"),
-            pl.when(pl.col("status").is_in(["error", "aborted"])).then(elapsed("started_at", "ended_at")),
+            pl.when(cut).then(elapsed("started_at", "ended_at")), elapsed("started_at", "acted_at"),
         ),
         llm_ms_source=pl.when(pl.col("duration_ms").is_not_null() & pl.col("recorded")).then(pl.lit("usage_record"))
         .when(pl.col("duration_ms").is_not_null()).then(pl.lit("store"))
         .when(elapsed("started_at", "replied_at").is_not_null()).then(pl.lit("message"))
-        .when(pl.col("status").is_in(["error", "aborted"]) & elapsed("started_at", "ended_at").is_not_null())
+        .when((cut & elapsed("started_at", "ended_at").is_not_null())
+              | elapsed("started_at", "acted_at").is_not_null())
         .then(pl.lit("turn")),
     )  # fmt: skip
     compactions = _compactions(events)
@@ -278,7 +289,8 @@ def _with_store(calls: pl.LazyFrame, store: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def _compactions(events: Events) -> pl.LazyFrame:
-    pairs = spans(events, "session.compaction_start", "session.compaction_complete", ["agent"])
+    run = ["agent", "process"]
+    pairs = spans(events, "session.compaction_start", "session.compaction_complete", run)
     done = pl.col("row_end").is_not_null()
     return pairs.select(
         pl.coalesce("row", "row_end").alias("row"), pl.coalesce("seq", "seq_end").alias("seq"), "session", "session_id", "agent", "agent_id",
@@ -383,19 +395,20 @@ def tool_calls(events: Events, permissions: pl.LazyFrame, hooks: pl.LazyFrame) -
     without waiting for permissions, hooks and people.
     """
     key = ["session", "tool_call_id"]
-    pairs = spans(events, "tool.execution_start", "tool.execution_complete", key)
-    waits = permissions.group_by(key).agg(permission_ms=total("wait_ms"))
-    hooked = (
-        hooks.filter(pl.col("kind").is_in(LOOP_HOOKS))
-        .select("session", "duration_ms", tool_call_id="tool_call_ids")
-        .explode("tool_call_id", empty_as_null=False)
-        .group_by(key).agg(hook_ms=total("duration_ms"))
-    )  # fmt: skip
+    # a second process says "interrupted" of a call that the first goes on with and completes
+    cut = (pl.col("error_code") == "interrupted").fill_null(value=False)
+    ended = pl.col("type") == "tool.execution_complete"
+    superseded = pl.when(cut & (ended & ~cut).any().over(key)).then(None).otherwise("tool_call_id")
+    pairs = spans(events, "tool.execution_start", "tool.execution_complete", key, superseded.alias("tool_call_id"))
+    waits = _held(pairs, permissions, key).group_by("row").agg(permission_ms=pl.col("ms").sum())
+    own = hooks.filter(pl.col("kind").is_in(LOOP_HOOKS)).with_columns(tool_call_id="tool_call_ids")
+    own = own.explode("tool_call_id", empty_as_null=False)
+    hooked = _held(pairs, own, key).group_by("row").agg(hook_ms=pl.col("ms").sum())
     code = pl.col("error_code_end")
     done = pl.col("row_end").is_not_null()
     cut = (code == "interrupted").fill_null(value=False)
-    calls = pairs.join(waits, on=key, how="left", maintain_order="left").join(
-        hooked, on=key, how="left", maintain_order="left"
+    calls = pairs.join(waits, on="row", how="left", maintain_order="left").join(
+        hooked, on="row", how="left", maintain_order="left"
     )
     mcp = pl.col("mcp_server").is_not_null()
     calls = calls.with_columns(
@@ -425,6 +438,21 @@ def tool_calls(events: Events, permissions: pl.LazyFrame, hooks: pl.LazyFrame) -
         waits_for_user=user,
         row=pl.coalesce("row", "row_end"),
     ).sort("row")
+
+
+def _held(pairs: pl.LazyFrame, holds: pl.LazyFrame, key: list[str]) -> pl.LazyFrame:
+    """For each wait or hook of a tool call: `row` of the call's start, and the milliseconds
+    of it that fall into the call. A call id can be used twice: the latest start counts."""
+    starts = pairs.filter(pl.col("row").is_not_null()).select(
+        *key, pl.col("row").alias("start"), from_="at", to="at_end"
+    ).sort("start")  # fmt: skip
+    holds = holds.filter(pl.col("at").is_not_null() & pl.col("at_end").is_not_null())
+    holds = holds.select(*key, "at", "at_end", done="row_end").sort("done")
+    found = holds.join_asof(starts, left_on="done", right_on="start", by=key, check_sortedness=False)
+    within = pl.min_horizontal("to", "at_end") - pl.max_horizontal("from_", "at")
+    return found.filter(pl.col("start").is_not_null() & pl.col("to").is_not_null()).select(
+        row="start", ms=within.dt.total_milliseconds().clip(lower_bound=0)
+    )
 
 
 # --- agents and interactions --------------------------------------------------------------

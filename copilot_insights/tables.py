@@ -161,7 +161,7 @@ def _sessions(
         .when(pl.col("outcome") == "error").then(pl.lit("error")).otherwise(pl.lit("routine")),
         **{part: pl.when(wall.is_not_null()).then(pl.col(part).fill_null(0)) for part in PARTS},
     ).with_columns(
-        wall_ms=pl.max_horizontal(wall, busy), user_ms=(wall - busy).clip(lower_bound=0)
+        wall_ms=pl.when(wall.is_not_null()).then(pl.max_horizontal(wall, busy)), user_ms=(wall - busy).clip(lower_bound=0)
     )  # fmt: skip
 
 

@@ -1,0 +1,363 @@
+"""The command line: options to filters, reports to text. The only place that prints and
+exits; everything else is imported late, so that --help is instant."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from copilot_insights import __version__
+from copilot_insights.errors import InsightsError
+
+if TYPE_CHECKING:
+    from copilot_insights.metrics import Filter
+    from copilot_insights.reports import Section
+    from copilot_insights.tables import Tables
+
+app = typer.Typer(
+    name="copilot-insights",
+    help="Numbers you can trust from the session logs of the GitHub Copilot CLI.\n\n"
+    "PATH is a log, a session directory, a root with sessions, a glob, or - for standard "
+    "input. Without one, the Copilot CLI's own logs are read; without a command, report.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+_FORMATS: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".txt": "table"}
+_Option = typer.Option
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every reading command can be asked."""
+
+    paths: Annotated[
+        list[str] | None, typer.Argument(metavar="[PATH]...", show_default=False)
+    ] = None
+    format: Annotated[
+        str | None,
+        _Option("--format", "-f", metavar="NAME", help="table, json, csv or markdown."),
+    ] = None
+    json: Annotated[bool, _Option("--json", help="Short for --format json.")] = False
+    output: Annotated[
+        Path | None,
+        _Option("--output", "-o", metavar="FILE", help="Write here; its suffix is the format."),
+    ] = None
+    force: Annotated[bool, _Option("--force", help="Overwrite that file.")] = False
+    limit: Annotated[
+        int | None,
+        _Option(metavar="N", min=0, help="Rows shown in a table or Markdown; 0 shows all."),
+    ] = None
+    since: Annotated[
+        str | None,
+        _Option(metavar="WHEN", help="2026-11-30, 2026-11-30T12:00, today, yesterday, 12h, 7d."),
+    ] = None
+    until: Annotated[
+        str | None, _Option(metavar="WHEN", help="The same; a day is meant to its end.")
+    ] = None
+    tz: Annotated[
+        str | None, _Option(metavar="ZONE", help="Zone of days and times; default: here.")
+    ] = None
+    session: Annotated[
+        str | None, _Option(metavar="ID", help="Sessions whose id begins so.")
+    ] = None
+    repo: Annotated[
+        str | None, _Option(metavar="TEXT", help="Part of the repository or directory.")
+    ] = None
+    branch: Annotated[str | None, _Option(metavar="TEXT", help="Part of the branch.")] = None
+    model: Annotated[
+        str | None, _Option(metavar="TEXT", help="Calls of models with this in their name.")
+    ] = None
+    agent: Annotated[
+        str | None, _Option(metavar="NAME", help="main, or a sub-agent's name or id.")
+    ] = None
+
+
+def _reading(function: Callable[..., None]) -> Callable[..., None]:
+    """A command of its own parameters and those of Options; called with the options first."""
+    own = list(signature(function).parameters.values())[1:]
+    shared = [
+        Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+        for f in fields(Options)
+    ]
+
+    @wraps(function)
+    def command(**values: Any) -> None:  # noqa: ANN401 (whatever the options are)
+        options = Options(**{p.name: values.pop(p.name) for p in shared})
+        function(options, **values)
+
+    parameters = [*(p.replace(kind=Parameter.KEYWORD_ONLY) for p in own), *shared]
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
+
+
+# --- commands -----------------------------------------------------------------------------
+
+_REPORTS: Final = {
+    "report": "Calls, tokens, credits, where the time went, models, tools, trend, data quality.",
+    "sessions": "Sessions, a line each: calls, tools, tokens, active time.",
+    "turns": "Model calls, a line each: latency, tokens, the tools asked for.",
+    "tools": "Tools: calls, failures, latency (p50, p95, max), total run time.",
+    "models": "Models: calls, failures, latency, tokens, credits.",
+    "agents": "Sub-agents: runs, calls, tokens, time.",
+    "daily": "Days: calls, tools, tokens, credits, booked at the time of each call.",
+}
+
+
+def _report_command(name: str, text: str) -> None:
+    def command(options: Options) -> None:
+        from copilot_insights.reports import NAMED  # noqa: PLC0415
+
+        tables, chosen, tz = _load(options)
+        _put(NAMED[name](tables, chosen, tz), options, tz)
+        _not_empty(tables)
+
+    command.__doc__ = text
+    app.command(name)(_reading(command))
+
+
+for _name, _text in _REPORTS.items():
+    _report_command(_name, _text)
+
+
+@app.command()
+@_reading
+def table(
+    options: Options,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="See the README for all tables.")],
+) -> None:
+    """A table, whole: sessions, interactions, llm_calls, tool_calls, usage, …"""
+    from copilot_insights import reports  # noqa: PLC0415
+    from copilot_insights.schema import TABLES  # noqa: PLC0415
+
+    if name not in TABLES:
+        raise InsightsError(f"no table {name}", f"Tables: {', '.join(TABLES)}.", exit_code=2)
+    tables, _, tz = _load(options, events=name == "events")
+    _put([reports.table(tables, name)], options, tz)
+    _not_empty(tables)
+
+
+@app.command()
+@_reading
+def show(
+    options: Options,
+    which: Annotated[
+        str, typer.Argument(metavar="SESSION", help="The beginning of its id, or its log.")
+    ],
+    content: Annotated[bool, _Option("--content", help="Print what was said, too.")] = False,
+) -> None:
+    """One session as a tree: interaction, turn, tool, sub-agent, with times."""
+    from copilot_insights.tree import show as tree  # noqa: PLC0415
+
+    if Path(which).exists():
+        options = Options(**{**vars(options), "paths": [which, *(options.paths or [])]})
+        tables, _, tz = _load(options)
+        session_id = tables.sessions["session_id"][0]
+    else:
+        tables, _, tz = _load(options)
+        session_id = _session(tables, which)
+    _put([tree(tables, session_id, tz, content=content)], options, tz)
+
+
+@app.command()
+@_reading
+def check(options: Options) -> None:
+    """Damage, open spans, disagreeing counts, unknown types; exits 3 if there are problems."""
+    from copilot_insights.reports import PROBLEMS, NAMED  # noqa: PLC0415
+
+    tables, chosen, tz = _load(options)
+    _put(NAMED["check"](tables, chosen, tz), options, tz)
+    _not_empty(tables)
+    if tables.problems or tables.incidents["kind"].is_in(PROBLEMS).any():
+        raise typer.Exit(3)
+
+
+def _session(tables: "Tables", text: str) -> str:
+    """The id that begins so. Raises InsightsError with the nearest ones."""
+    from difflib import get_close_matches  # noqa: PLC0415
+
+    ids = tables.sessions["session_id"].to_list()
+    found = [i for i in ids if i == text] or [i for i in ids if i.startswith(text)]
+    if len(found) == 1:
+        return str(found[0])
+    if found:
+        raise InsightsError(f"{len(found)} sessions begin with {text}", f"Which: {_some(found)}?")
+    heads = {i[: len(text)]: i for i in reversed(ids)}
+    near = [heads[head] for head in get_close_matches(text, heads, n=3, cutoff=0.5)]
+    hint = f"Nearest: {_some(near)}." if near else f"There are: {_some(ids[-3:])}."
+    raise InsightsError(f"no session begins with {text}", hint)
+
+
+def _some(ids: list[str]) -> str:
+    return ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
+
+
+# --- in and out ---------------------------------------------------------------------------
+
+
+def _load(options: Options, *, events: bool = False) -> "tuple[Tables, Filter, str]":
+    """The chosen part of the logs, the choice, and the time zone."""
+    from copilot_insights import when  # noqa: PLC0415
+    from copilot_insights.loading import load  # noqa: PLC0415
+    from copilot_insights.metrics import Filter, select  # noqa: PLC0415
+
+    _form(options)  # a wrong format is said before the work, not after it
+    tz = when.zone(options.tz)
+    chosen = Filter(
+        since=when.parse(options.since, tz), until=when.parse(options.until, tz, end=True),
+        session=options.session, repo=options.repo, branch=options.branch, model=options.model,
+        agent=options.agent,
+    )  # fmt: skip
+    with _Progress() as progress:
+        tables = load(options.paths or (), events=events, progress=progress)
+    for problem in tables.problems:
+        _note(problem)
+    picked = select(tables, chosen)
+    if not picked.sessions.height and chosen != Filter():
+        _note(f"nothing of {tables.sessions.height} sessions matches {_told(options)}")
+    return picked, chosen, tz
+
+
+def _told(options: Options) -> str:
+    names = ("since", "until", "session", "repo", "branch", "model", "agent")
+    return " ".join(f"--{n} {getattr(options, n)}" for n in names if getattr(options, n))
+
+
+def _not_empty(tables: "Tables") -> None:
+    if not tables.sessions.height:
+        raise typer.Exit(1)
+
+
+def _form(options: Options) -> str:
+    if options.json:
+        return "json"
+    if options.format:
+        if options.format not in _FORMATS.values():
+            known = ", ".join(_FORMATS.values())
+            raise InsightsError(f"no format {options.format}", f"Formats: {known}.", exit_code=2)
+        return options.format
+    if options.output:
+        suffix = options.output.suffix.lower()
+        if suffix not in _FORMATS:
+            raise InsightsError(
+                f"no format for the suffix of {options.output}",
+                f"Use {', '.join(_FORMATS)}, or --format.", exit_code=2,
+            )  # fmt: skip
+        return _FORMATS[suffix]
+    return "table"
+
+
+def _put(sections: "list[Section]", options: Options, tz: str) -> None:
+    """Prints the sections, or writes them where --output says."""
+    from dataclasses import replace  # noqa: PLC0415
+
+    from copilot_insights.render import render  # noqa: PLC0415
+
+    if options.limit is not None:
+        sections = [replace(s, limit=options.limit or None) for s in sections]
+    form = _form(options)
+    if options.output is None:
+        width, color = _terminal()
+        _write(sys.stdout, render(sections, form, tz=tz, width=width, color=color))
+        return
+    try:
+        with options.output.open("w" if options.force else "x", encoding="utf-8", newline="") as file:
+            _write(file, render(sections, form, tz=tz, width=120))
+    except FileExistsError:
+        raise InsightsError(f"{options.output} exists", "Use --force to overwrite it.") from None
+    except OSError as error:
+        raise InsightsError(f"cannot write {options.output}: {error.strerror}") from None
+
+
+def _write(file: Any, pieces: Iterable[str]) -> None:  # noqa: ANN401
+    for piece in pieces:
+        file.write(piece)
+    file.flush()
+
+
+def _terminal() -> tuple[int, bool]:
+    """Width, and whether to use colour (never with NO_COLOR, or into a pipe)."""
+    from shutil import get_terminal_size  # noqa: PLC0415
+
+    color = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return max(40, get_terminal_size((80, 24)).columns), color
+
+
+def _note(text: str) -> None:
+    from copilot_insights.render import clean  # noqa: PLC0415
+
+    print(f"copilot-insights: {clean(text)}", file=sys.stderr)  # noqa: T201
+
+
+class _Progress:
+    """A line on a terminal, past the first second; nothing anywhere else."""
+
+    def __enter__(self) -> "Callable[[float], None]":
+        from time import monotonic  # noqa: PLC0415
+
+        start = monotonic()
+        self._shown = False
+
+        def progress(done: float) -> None:
+            if sys.stderr.isatty() and monotonic() - start > 1:
+                self._shown = True
+                sys.stderr.write(f"\rreading logs: {done:4.0%}")
+                sys.stderr.flush()
+
+        return progress
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, _Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(__version__)  # noqa: T201
+        raise typer.Exit
+
+
+def main() -> None:
+    """The command `copilot-insights`. Exit codes: 0 ok, 1 cannot do it, 2 usage, 3 a check
+    found problems."""
+    names = {info.name or info.callback.__name__ for info in app.registered_commands if info.callback}
+    words = sys.argv[1:]
+    if not words or (words[0] not in names and words[0] not in {"--help", "-h", "--version"}):
+        words = ["report", *words]
+    for stream in (sys.stdout, sys.stderr):
+        # a terminal of another encoding, or a lone surrogate in a path, is no reason to fail
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        code = app(words, standalone_mode=False)
+    except InsightsError as error:
+        _note(str(error))
+        code = error.exit_code
+    except typer.Exit as error:
+        code = error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing left to flush
+        code = 0
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        _note(f"{error.format_message()} (--help says how)")
+        code = 2
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

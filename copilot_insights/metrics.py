@@ -1,0 +1,301 @@
+"""Tables → answers, as pure functions of frames. Nothing here formats.
+
+Percentiles are of calls that have a latency, interpolated linearly. Tokens and credits come
+from `bookings`, so that any group's sum is part of the sessions' totals.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+import polars as pl
+
+from copilot_insights.schema import AMOUNTS, MAIN, PARTS, TABLES
+from copilot_insights.tables import Tables
+
+_CALL: Final = pl.col("evidence") != "compaction"
+_BAD_TOOL: Final = ["failed", "denied"]
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What to look at; empty means everything.
+
+    Times are instants, `until` is exclusive; they choose calls by when they began. session
+    is the beginning of an id; repo, branch and model are parts of names, in any case; agent
+    is an agent's id or name, `main` is the root.
+    """
+
+    since: datetime | None = None
+    until: datetime | None = None
+    session: str | None = None
+    repo: str | None = None
+    branch: str | None = None
+    model: str | None = None
+    agent: str | None = None
+
+    def timed(self) -> bool:
+        """Whether only a part of time is looked at."""
+        return self.since is not None or self.until is not None
+
+
+def select(tables: Tables, chosen: Filter) -> Tables:
+    """The part of the tables that is chosen: rows by time, model and agent, and the
+    sessions (whole) that have any."""
+    if chosen == Filter():
+        return tables
+    sessions = tables.sessions.filter(_all(_session_tests(chosen)))
+    agents = _agents(tables, chosen.agent)
+    frames = {}
+    for name, frame in ((name, tables.table(name)) for name in TABLES if name != "sessions"):
+        rows = frame.filter(_all(_row_tests(name, frame, chosen)))
+        if agents is not None and "agent_id" in frame.columns:
+            rows = rows.join(agents, on=["session_id", "agent_id"], how="semi")
+        frames[name] = rows.join(sessions, on="session_id", how="semi")
+    if chosen.timed() or chosen.model or chosen.agent:
+        busy = pl.concat(
+            [frames[name].select("session_id") for name in ("llm_calls", "tool_calls", "interactions")]
+        ).unique()
+        sessions = sessions.join(busy, on="session_id", how="semi")
+        frames = {n: f.join(sessions, on="session_id", how="semi") for n, f in frames.items()}
+    return replace(tables, sessions=sessions, **frames)
+
+
+def _all(tests: list[pl.Expr]) -> pl.Expr:
+    return pl.all_horizontal(test.fill_null(value=False) for test in tests) if tests else pl.lit(value=True)
+
+
+def _part(column: str, text: str) -> pl.Expr:
+    return pl.col(column).str.to_lowercase().str.contains(text.lower(), literal=True)
+
+
+def _session_tests(chosen: Filter) -> list[pl.Expr]:
+    tests = []
+    if chosen.session:
+        tests.append(pl.col("session_id").str.starts_with(chosen.session))
+    if chosen.repo:
+        tests.append(_part("repository", chosen.repo).fill_null(value=False)
+                     | _part("cwd", chosen.repo).fill_null(value=False))  # fmt: skip
+    if chosen.branch:
+        tests.append(_part("branch", chosen.branch))
+    return tests
+
+
+def _row_tests(name: str, frame: pl.DataFrame, chosen: Filter) -> list[pl.Expr]:
+    tests = []
+    if chosen.timed():
+        at = pl.col("at") if "at" in frame.columns else pl.col("started_at")
+        if name == "llm_calls":
+            at = pl.coalesce("started_at", "replied_at")
+        if chosen.since:
+            tests.append(at >= chosen.since)
+        if chosen.until:
+            tests.append(at < chosen.until)
+    if chosen.model and "model" in frame.columns and name != "events":
+        tests.append(_part("model", chosen.model))
+    return tests
+
+
+def _agents(tables: Tables, agent: str | None) -> pl.DataFrame | None:
+    if agent is None:
+        return None
+    if agent == MAIN:
+        return tables.sessions.select("session_id", agent_id=pl.lit(MAIN))
+    named = (pl.col("agent_id") == agent) | _part("agent_name", agent).fill_null(value=False)
+    return tables.subagents.filter(named).select("session_id", "agent_id")
+
+
+# --- the overview -------------------------------------------------------------------------
+
+
+def overview(tables: Tables) -> pl.DataFrame:
+    """One row of totals: counts, amounts and times of all that is looked at."""
+    calls, tools, loops = tables.llm_calls, tables.tool_calls, tables.interactions
+    root = loops.filter(pl.col("agent_id") == MAIN)
+    counts = {
+        "sessions": tables.sessions.height,
+        "started_at": tables.sessions["started_at"].min(),
+        "ended_at": tables.sessions["ended_at"].max(),
+        "interactions": root.height,
+        "nudges": root.filter(pl.col("kind") == "autopilot").height,
+        "llm_calls": calls.height,
+        "failed_llm_calls": calls.filter(pl.col("status") == "error").height,
+        "turns_started": calls.filter(pl.col("evidence") == "turn").height,
+        "turns_completed": calls.filter(
+            (pl.col("evidence") == "turn") & pl.col("ended_at").is_not_null()
+        ).height,
+        "unlogged_turns": calls.filter(pl.col("evidence").is_in(["message", "error"])).height,
+        "compactions": calls.filter(~_CALL).height,
+        "tool_calls": tools.height,
+        "failed_tool_calls": tools.filter(pl.col("status").is_in(_BAD_TOOL)).height,
+        "denied_tool_calls": tools.filter(pl.col("status") == "denied").height,
+        "subagents": tables.subagents.height,
+    }
+    packed = calls.filter(~_CALL)
+    return (
+        pl.DataFrame([counts])
+        .hstack(tables.bookings.select(_total(name) for name in AMOUNTS))
+        .hstack(packed.select(compaction_input_tokens=_total("input_tokens"),
+                              compaction_output_tokens=_total("output_tokens")))
+        .hstack(root.select(_total(part) for part in PARTS))
+        .with_columns(ai_credits=pl.col("nano_aiu") / 1e9)
+        .drop("nano_aiu")
+    )  # fmt: skip
+
+
+def _total(name: str) -> pl.Expr:
+    return pl.when(pl.col(name).count() > 0).then(pl.col(name).sum()).alias(name)
+
+
+def time_parts(tables: Tables) -> pl.DataFrame:
+    """part, ms, share: where the time of the root agent's interactions went."""
+    root = tables.interactions.filter(pl.col("agent_id") == MAIN)
+    sums = root.select(pl.col(part).sum() for part in PARTS).row(0)
+    whole = sum(sums)
+    rows = [
+        (part.removesuffix("_ms"), ms, ms / whole if whole else None)
+        for part, ms in zip(PARTS, sums, strict=True)
+    ]
+    return pl.DataFrame(rows, schema={"part": pl.String, "ms": pl.Int64, "share": pl.Float64}, orient="row")
+
+
+# --- groups -------------------------------------------------------------------------------
+
+
+def _latency(column: str) -> list[pl.Expr]:
+    values = pl.col(column)
+    return [
+        values.quantile(0.5, "linear").round().cast(pl.Int64).alias("p50_ms"),
+        values.quantile(0.95, "linear").round().cast(pl.Int64).alias("p95_ms"),
+        values.max().alias("max_ms"),
+    ]
+
+
+def models(tables: Tables) -> pl.DataFrame:
+    """A row per model: calls (compactions too), failed, latencies, amounts booked."""
+    calls = tables.llm_calls.group_by("model").agg(
+        calls=pl.len().cast(pl.Int64),
+        failed=(pl.col("status") == "error").sum().cast(pl.Int64),
+        compactions=(~_CALL).sum().cast(pl.Int64),
+    )
+    timed = tables.llm_calls.filter(pl.col("status") == "ok").group_by("model").agg(
+        *_latency("llm_ms"), ttft_p50_ms=pl.col("ttft_ms").quantile(0.5, "linear").round().cast(pl.Int64)
+    )
+    booked = tables.bookings.group_by("model").agg(_total(name) for name in AMOUNTS)
+    return (
+        calls.join(timed, on="model", how="left", nulls_equal=True)
+        .join(booked, on="model", how="full", coalesce=True, nulls_equal=True)
+        .with_columns(ai_credits=pl.col("nano_aiu") / 1e9)
+        .drop("nano_aiu")
+        .sort("calls", "model", descending=[True, False], nulls_last=True)
+    )
+
+
+def tools(tables: Tables) -> pl.DataFrame:
+    """A row per tool: calls, how they ended, latencies of `run_ms`, and total run time.
+
+    The total of `task` leaves out what its sub-agents did meanwhile: that is in their own
+    calls.
+    """
+    inner = tables.subagents.select(
+        "session_id", "tool_call_id", inside=pl.col("started_at"), outside=pl.col("ended_at")
+    ).unique(["session_id", "tool_call_id"])
+    calls = tables.tool_calls.join(inner, on=["session_id", "tool_call_id"], how="left", nulls_equal=False)
+    overlap = pl.when(pl.col("outside").is_not_null()).then(
+        pl.min_horizontal("outside", "ended_at") - pl.max_horizontal("inside", "started_at")
+    ).dt.total_milliseconds().clip(lower_bound=0)
+    calls = calls.with_columns(own=(pl.col("run_ms") - overlap.fill_null(0)).clip(lower_bound=0))
+    status = pl.col("status")
+    return (
+        calls.group_by("tool").agg(
+            pl.col("category").drop_nulls().first(),
+            pl.len().cast(pl.Int64).alias("calls"),
+            *(status.is_in(found).sum().cast(pl.Int64).alias(name) for name, found in (
+                ("failed", _BAD_TOOL), ("denied", ["denied"]), ("unfinished", ["open", "interrupted"]))),
+            ((pl.col("exit_code") != 0) & (status == "ok")).sum().cast(pl.Int64).alias("nonzero_exits"),
+            *_latency("run_ms"),
+            pl.col("own").sum().alias("total_ms"),
+            pl.col("permission_ms").sum(), pl.col("hook_ms").sum(),
+        )
+        .with_columns(failure_rate=pl.col("failed") / pl.col("calls"))
+        .sort("total_ms", "calls", "tool", descending=[True, True, False])
+    )  # fmt: skip
+
+
+def agents(tables: Tables) -> pl.DataFrame:
+    """A row per kind of sub-agent: runs, how they ended, model calls, tools, tokens, time."""
+    runs = tables.subagents.with_columns(
+        ms=(pl.col("ended_at") - pl.col("started_at")).dt.total_milliseconds()
+    )
+    booked = tables.bookings.group_by("session_id", "agent_id").agg(_total(name) for name in AMOUNTS)
+    runs = runs.drop(set(AMOUNTS) & set(runs.columns)).join(
+        booked, on=["session_id", "agent_id"], how="left"
+    )
+    return (
+        runs.group_by("agent_name", "model").agg(
+            runs=pl.len().cast(pl.Int64),
+            failed=pl.col("status").is_in(["failed", "cancelled"]).sum().cast(pl.Int64),
+            unfinished=(pl.col("status") == "open").sum().cast(pl.Int64),
+            llm_calls=pl.col("turns").sum(), tool_calls=pl.col("tool_calls").sum(),
+            **{name: _total(name) for name in AMOUNTS},
+            p50_ms=pl.col("ms").quantile(0.5, "linear").round().cast(pl.Int64),
+            max_ms=pl.col("ms").max(), total_ms=pl.col("ms").sum(),
+        )
+        .with_columns(ai_credits=pl.col("nano_aiu") / 1e9)
+        .drop("nano_aiu")
+        .sort("total_ms", "agent_name", "model", descending=[True, False, False], nulls_last=True)
+    )  # fmt: skip
+
+
+def daily(tables: Tables, tz: str) -> pl.DataFrame:
+    """A row per day in the time zone `tz`, each number booked at the time of its call."""
+
+    def day(at: pl.Expr) -> pl.Expr:
+        return at.dt.convert_time_zone(tz).dt.date().alias("day")
+
+    at = day(pl.coalesce("started_at", "replied_at"))
+    calls = tables.llm_calls.with_columns(at).group_by("day").agg(
+        sessions=pl.col("session_id").n_unique().cast(pl.Int64),
+        llm_calls=pl.len().cast(pl.Int64),
+        failed_llm_calls=(pl.col("status") == "error").sum().cast(pl.Int64),
+        llm_ms=pl.col("llm_ms").sum(),
+    )
+    used = tables.tool_calls.with_columns(day(pl.coalesce("started_at", "ended_at"))).group_by("day").agg(
+        tool_calls=pl.len().cast(pl.Int64),
+        failed_tool_calls=pl.col("status").is_in(_BAD_TOOL).sum().cast(pl.Int64),
+        tool_ms=pl.col("run_ms").sum(),
+    )
+    booked = tables.bookings.with_columns(day(pl.col("at"))).group_by("day").agg(
+        _total(name) for name in AMOUNTS
+    )
+    counts = ["sessions", "llm_calls", "failed_llm_calls", "tool_calls", "failed_tool_calls"]
+    table = calls
+    for more in (used, booked):
+        table = table.join(more, on="day", how="full", coalesce=True, nulls_equal=True)
+    return (
+        table.with_columns(pl.col(counts).fill_null(0), ai_credits=pl.col("nano_aiu") / 1e9)
+        .drop("nano_aiu")
+        .sort("day", nulls_last=True)
+    )
+
+
+def turns(tables: Tables) -> pl.DataFrame:
+    """A row per model call with the tools that it asked for, newest session first."""
+    used = tables.tool_calls.group_by("session_id", "turn").agg(
+        tools=pl.col("tool").drop_nulls().unique(maintain_order=True).str.join(" "),
+        tool_calls=pl.len().cast(pl.Int64),
+        failed_tools=pl.col("status").is_in(_BAD_TOOL).sum().cast(pl.Int64),
+        tool_ms=pl.col("run_ms").sum(),
+    )
+    return tables.llm_calls.join(
+        used, on=["session_id", "turn"], how="left", maintain_order="left"
+    )
+
+
+def quality(tables: Tables) -> pl.DataFrame:
+    """kind, incidents, sessions: what was damaged, cut, unknown or disagrees."""
+    return (
+        tables.incidents.group_by("kind")
+        .agg(incidents=pl.len().cast(pl.Int64), sessions=pl.col("session_id").n_unique().cast(pl.Int64))
+        .sort("incidents", "kind", descending=[True, False])
+    )

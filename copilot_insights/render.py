@@ -1,0 +1,250 @@
+"""Sections → text: for a terminal, as Markdown, CSV or JSON. Formats, never computes.
+
+Everything that comes from a log is hostile: control characters and direction marks are
+shown as escapes, and nothing of it is markup, a formula or a link where it is printed.
+"""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, date, datetime
+from typing import Any, Final
+
+import polars as pl
+
+from copilot_insights import units
+from copilot_insights.reports import Column, Section
+
+FORMATS: Final = ("table", "json", "csv", "markdown")
+
+# C0, C1, line and paragraph separators, and what reorders or hides text
+_HOSTILE: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+
+
+def clean(text: str) -> str:
+    """The text with every character that could act on a terminal shown as an escape."""
+    return _HOSTILE.sub(lambda m: ascii(m[0])[1:-1], text)
+
+
+def render(
+    sections: Sequence[Section], form: str, *, tz: str, width: int = 80, color: bool = False
+) -> Iterator[str]:
+    """The sections in a format of FORMATS, in pieces; the pieces hold their newlines."""
+    if form == "json":
+        yield from _json(sections)
+    elif form == "csv":
+        yield from _csv(sections)
+    elif form == "markdown":
+        yield from _markdown(sections, tz)
+    else:
+        yield from _terminal(sections, tz, width, color=color)
+
+
+# --- for machines -------------------------------------------------------------------------
+
+
+def _json(sections: Sequence[Section]) -> Iterator[str]:
+    """One section: an array of rows. A report: an object, section name → rows."""
+    if len(sections) == 1:
+        yield from _rows(sections[0].frame)
+        yield "\n"
+        return
+    for index, section in enumerate(sections):
+        yield ("{" if index == 0 else ",") + f"\n{json.dumps(section.name)}: "
+        yield from _rows(section.frame)
+    yield "\n}\n"
+
+
+def _rows(frame: pl.DataFrame) -> Iterator[str]:
+    yield "["
+    for index, row in enumerate(frame.iter_rows(named=True)):
+        text = json.dumps(row, ensure_ascii=False, default=_plain)
+        yield ("," if index else "") + "\n" + _HOSTILE.sub(_escaped, text)
+    yield "\n]" if frame.height else "]"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, datetime):
+        return f"{value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
+    if isinstance(value, date):
+        return value.isoformat()
+    raise TypeError(type(value))
+
+
+def _csv(sections: Sequence[Section]) -> Iterator[str]:
+    """A header and rows; several sections stand apart by an empty line and a comment."""
+    for index, section in enumerate(sections):
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        if len(sections) > 1:
+            text.write(("\n" if index else "") + f"# {section.name}\n")
+        writer.writerow(section.frame.columns)
+        for row in section.frame.iter_rows():
+            writer.writerow([_cell(value) for value in row])
+        yield text.getvalue()
+
+
+def _cell(value: object) -> object:
+    if value is None or isinstance(value, int | float):
+        return value
+    if isinstance(value, datetime | date):
+        return _plain(value)
+    text = clean(value if isinstance(value, str) else json.dumps(value, default=_plain))
+    # a spreadsheet runs what begins like this; the quote makes it text
+    return f"'{text}" if text.lstrip()[:1] in {"=", "+", "-", "@"} else text
+
+
+# --- for people ---------------------------------------------------------------------------
+
+_READ: Final[dict[str, Callable[[Any], str]]] = {
+    "count": units.count,
+    "amount": units.amount,
+    "ms": units.duration,
+    "percent": units.percent,
+    "day": units.day,
+    "number": lambda v: units.NOTHING if v is None else f"{v:g}" if isinstance(v, float) else str(v),
+}
+_LEFT: Final = frozenset({"text", "time", "stamp", "day", "bar"})
+
+
+def _text(value: object, unit: str, tz: str) -> str:
+    if unit == "time":
+        return units.moment(value, tz)  # type: ignore[arg-type]
+    if unit == "stamp":
+        return units.NOTHING if value is None else _plain(value)
+    if unit == "text":
+        if value is None:
+            return units.NOTHING
+        return clean(value if isinstance(value, str) else json.dumps(value, default=_plain))
+    return _READ[unit](value)
+
+
+def _shown(section: Section) -> tuple[pl.DataFrame, str]:
+    """The rows that people see, and what to say of those that they don't."""
+    frame = section.frame if section.shown is None else section.shown
+    if section.limit is None or frame.height <= section.limit:
+        return frame, ""
+    more = f"{units.count(frame.height - section.limit)} more: --limit 0 shows all."
+    return (frame.tail if section.newest else frame.head)(section.limit), more
+
+
+_MARKUP: Final = re.compile(r"([\\`*_\[\]<>|~&])")
+
+
+def _escape(text: str) -> str:
+    return _MARKUP.sub(r"\\\1", text)
+
+
+def _markdown(sections: Sequence[Section], tz: str) -> Iterator[str]:
+    for index, section in enumerate(sections):
+        frame, more = _shown(section)
+        lines = [f"## {_escape(section.title)}", ""] if section.title else []
+        if index:
+            lines.insert(0, "")
+        lines += [f"- {_escape(f'{k}: {v}' if k else v)}" for k, v in section.lines]
+        columns = [c for c in section.columns if c.unit != "bar"]
+        if columns and frame.height:
+            lines += [""] if section.lines else []
+            lines.append("| " + " | ".join(_escape(c.title) for c in columns) + " |")
+            lines.append("|" + "|".join(" --- " if c.unit in _LEFT else " ---: " for c in columns) + "|")
+            for row in frame.select(c.of for c in columns).iter_rows():
+                cells = (_escape(_text(v, c.unit, tz)) for v, c in zip(row, columns, strict=True))
+                lines.append("| " + " | ".join(cells) + " |")
+        notes = " ".join(filter(None, (section.note, more)))
+        yield "\n".join([*lines, *(["", _escape(notes)] if notes else [])]) + "\n"
+
+
+_BAR: Final = 20
+_GAP: Final = 2
+_NARROW: Final = 12
+
+
+def _terminal(sections: Sequence[Section], tz: str, width: int, *, color: bool) -> Iterator[str]:
+    from rich.console import Console  # noqa: PLC0415 (only this format needs it)
+    from rich.text import Text  # noqa: PLC0415
+
+    out = io.StringIO()
+    console = Console(
+        file=out, width=width, force_terminal=color, color_system="standard" if color else None,
+        highlight=False, markup=False, emoji=False, legacy_windows=False,
+    )  # fmt: skip
+    for index, section in enumerate(sections):
+        if index:
+            console.print()
+        if section.title:
+            console.print(Text(clean(section.title), style="bold"))
+        frame, more = _shown(section)
+        for label, text in section.lines:
+            console.print(_labelled(label, clean(text), width))
+        if section.columns and frame.height:
+            console.print(_grid(frame, section.columns, tz, width))
+        elif section.columns:
+            console.print(Text("  none", style="dim"))
+        for note in filter(None, (section.note, more)):
+            console.print(Text(clean(note), style="dim"))
+    yield out.getvalue()
+
+
+def _labelled(label: str, text: str, width: int) -> Any:  # noqa: ANN401 (rich is imported late)
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    grid = Table.grid(padding=(0, _GAP))
+    grid.add_column(width=_NARROW, style="dim", no_wrap=True)
+    grid.add_column(width=width - _NARROW - _GAP)
+    grid.add_row(Text(label), Text(text))
+    return grid
+
+
+def _grid(frame: pl.DataFrame, columns: tuple[Column, ...], tz: str, width: int) -> Any:  # noqa: ANN401
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    cells = {
+        c: [units.bar(v, _BAR) if c.unit == "bar" else _text(v, c.unit, tz) for v in frame[c.of]]
+        for c in columns
+    }
+    kept, sizes = _fitting(columns, cells, width)
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
+    for column in kept:
+        left = column.unit in _LEFT
+        table.add_column(
+            Text(column.title), justify="left" if left else "right", no_wrap=True,
+            max_width=sizes[column], overflow="ellipsis",
+        )  # fmt: skip
+    for row in zip(*(cells[column] for column in kept), strict=True):
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _fitting(
+    columns: tuple[Column, ...], cells: dict[Column, list[str]], width: int
+) -> tuple[list[Column], dict[Column, int]]:
+    """Columns that say something and fit, and how wide each may be: text gives way to a
+    dozen cells first, then the columns of the highest rank go."""
+    from rich.cells import cell_len  # noqa: PLC0415
+
+    full = {c: max(cell_len(text) for text in (c.title, *cells[c])) for c in columns}
+    silent = {c for c in columns if set(cells[c]) <= {units.NOTHING, ""} and c.rank}
+    kept = [c for c in columns if c not in silent]
+
+    def least(column: Column) -> int:
+        return min(full[column], max(_NARROW, len(column.title))) if column.unit == "text" else full[column]
+
+    while len(kept) > 1 and sum(map(least, kept)) + _GAP * (len(kept) - 1) > width:
+        kept.remove(max(reversed(kept), key=lambda c: c.rank))
+    spare = width - _GAP * (len(kept) - 1) - sum(map(least, kept))
+    sizes = {}
+    for column in kept:
+        more = min(spare, full[column] - least(column))
+        sizes[column] = max(1, least(column) + more)
+        spare -= more
+    return kept, sizes

@@ -1,0 +1,427 @@
+"""Named reports: tables → sections. A section is a frame for machines, and the columns and
+lines of it that people read; how it looks is `render`'s business."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from copilot_insights import metrics, units
+from copilot_insights.metrics import Filter
+from copilot_insights.schema import MAIN, TABLES
+from copilot_insights.tables import Tables
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column for people. `unit` names how it reads; a higher `rank` gives way sooner
+    where the terminal is narrow. `of` is the frame's column, by default `title`'s words."""
+
+    of: str
+    title: str
+    unit: str = "text"
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report.
+
+    Attributes:
+        name: its key in JSON.
+        title: its heading; empty for none.
+        frame: all of it, for machines.
+        columns: what people see; none for a section of lines only.
+        shown: the frame that `columns` are of, when it is not `frame`.
+        lines: (label, text) pairs shown above the columns.
+        note: a sentence below.
+        limit: rows shown to people; all are in the other formats.
+        newest: the shown rows are the last ones, not the first.
+    """
+
+    name: str
+    title: str
+    frame: pl.DataFrame
+    columns: tuple[Column, ...] = ()
+    shown: pl.DataFrame | None = None
+    lines: tuple[tuple[str, str], ...] = ()
+    note: str = ""
+    limit: int | None = None
+    newest: bool = False
+
+
+_AMOUNTS: Final = (
+    Column("input_tokens", "tokens in", "count", 1),
+    Column("cache_read_tokens", "cached", "count", 3),
+    Column("output_tokens", "out", "count", 1),
+    Column("reasoning_tokens", "reasoning", "count", 5),
+    Column("ai_credits", "credits", "amount", 2),
+    Column("premium_requests", "premium", "amount", 4),
+)
+_PARTS: Final = {
+    "llm": "model",
+    "tool": "tools",
+    "permission": "permissions",
+    "hook": "hooks",
+    "other": "other",
+}
+_DAYS: Final = 14
+_TOP: Final = 10
+
+
+# --- the report ---------------------------------------------------------------------------
+
+
+def report(tables: Tables, chosen: Filter, tz: str) -> list[Section]:
+    """The overview: calls, tokens, credits, time, models, tools, sub-agents, days, quality."""
+    sections = [overview(tables, chosen, tz), time(tables, chosen), models(tables), tools(tables, _TOP)]
+    if tables.subagents.height:
+        sections.append(agents(tables))
+    return [*sections, daily(tables, tz, _DAYS), quality(tables)]
+
+
+def overview(tables: Tables, chosen: Filter, tz: str) -> Section:
+    """How much there was."""
+    frame = metrics.overview(tables)
+    o = frame.row(0, named=True)
+    days = " to ".join(
+        dict.fromkeys(units.moment(o[end], tz)[:10] for end in ("started_at", "ended_at"))
+    )
+    lines = [
+        ("sessions", _list(units.count(o["sessions"]), days, _versions(tables))),
+        ("model calls", _list(
+            f"{units.count(o['llm_calls'])} in {units.plural(o['interactions'], 'interaction')}",
+            o["nudges"] and f"{units.plural(o['nudges'], 'nudge')} by autopilot",
+            o["failed_llm_calls"] and f"{units.count(o['failed_llm_calls'])} failed")),
+        ("", _turns(o)),
+        ("tokens", _list(
+            units.count(o["input_tokens"]) + " in" + _of_it(o["cache_read_tokens"], o["input_tokens"], "cached"),
+            units.count(o["output_tokens"]) + " out" + _of_it(o["reasoning_tokens"], o["output_tokens"], "reasoning"))),
+        ("", o["compaction_input_tokens"] and f"and {units.count(o['compaction_input_tokens'])} in, "
+         f"{units.count(o['compaction_output_tokens'])} out for {units.plural(o['compactions'], 'compaction')}"),
+        ("cost", _list(
+            "AI credits: not in these logs" if o["ai_credits"] is None else f"{units.amount(o['ai_credits'])} AI credits",
+            o["premium_requests"] is not None and f"{units.amount(o['premium_requests'])} premium requests")),
+        ("tool calls", _list(
+            units.count(o["tool_calls"]),
+            o["failed_tool_calls"] and f"{units.count(o['failed_tool_calls'])} failed "
+            f"({units.percent(o['failed_tool_calls'] / o['tool_calls'])})",
+            o["denied_tool_calls"] and f"{units.count(o['denied_tool_calls'])} of them denied")),
+    ]  # fmt: skip
+    return Section(
+        "overview", _title(chosen), frame, lines=tuple((k, v) for k, v in lines if v)
+    )
+
+
+def _title(chosen: Filter) -> str:
+    names = ("session", "repo", "branch", "model", "agent")
+    picked = [f"{n} {getattr(chosen, n)}" for n in names if getattr(chosen, n)]
+    return _list("Copilot CLI sessions", *picked)
+
+
+def _list(*parts: object) -> str:
+    return " · ".join(str(part) for part in parts if part)
+
+
+def _of_it(part: int | None, whole: int | None, what: str) -> str:
+    if part is None or not whole:
+        return ""
+    return f" (of it {units.count(part)} {what}, {units.percent(part / whole)})"
+
+
+def _versions(tables: Tables) -> str:
+    versions = sorted(
+        tables.sessions["cli_version"].drop_nulls().unique(),
+        key=lambda v: [int(p) if p.isdigit() else 0 for p in v.split(".")],
+    )
+    if not versions:
+        return ""
+    shown = versions if len(versions) <= 3 else [versions[0], "…", versions[-1]]
+    return f"CLI {', '.join(shown)}"
+
+
+def _turns(o: dict[str, int]) -> str:
+    """Why calls are not the same as turns, when they are not."""
+    if o["llm_calls"] == o["turns_started"] == o["turns_completed"]:
+        return ""
+    cut = o["turns_started"] - o["turns_completed"]
+    return _list(
+        f"{units.plural(o['turns_started'], 'turn')} started, {units.count(o['turns_completed'])} completed"
+        + (f" ({units.count(cut)} cut off)" if cut else ""),
+        o["unlogged_turns"] and f"{units.count(o['unlogged_turns'])} by sub-agents without turns",
+        o["compactions"] and units.plural(o["compactions"], "compaction"),
+    )
+
+
+def time(tables: Tables, chosen: Filter) -> Section:
+    """Where the time went."""
+    frame = metrics.time_parts(tables)
+    shown = frame.with_columns(
+        label=pl.col("part").replace_strict(_PARTS), bar="share"
+    ).filter((pl.col("ms") > 0) | pl.col("part").is_in(["llm", "tool"]))  # fmt: skip
+    whole = frame["ms"].sum()
+    away = None if chosen.timed() else tables.sessions["user_ms"].sum()
+    nested = tables.tool_calls.filter(pl.col("tool") == "task")["run_ms"].sum()
+    notes = [
+        f"{units.duration(whole)} in interactions",
+        nested and f"of the tools' time {units.duration(nested)} was sub-agents",
+        away and f"waiting for the user beside that: {units.duration(away)}",
+    ]
+    columns = (
+        Column("label", ""), Column("bar", "", "bar"), Column("share", "", "percent"), Column("ms", "", "ms"),
+    )  # fmt: skip
+    return Section(
+        "time", "Where the time went", frame, columns, shown,
+        note="; ".join(str(n) for n in notes if n) + ".",
+    )
+
+
+def models(tables: Tables) -> Section:
+    """Calls, latency and amounts by model."""
+    columns = (
+        Column("model", "model"),
+        Column("calls", "calls", "count"),
+        Column("failed", "failed", "count", 3),
+        Column("p50_ms", "p50", "ms"),
+        Column("p95_ms", "p95", "ms", 1),
+        Column("max_ms", "max", "ms", 4),
+        Column("ttft_p50_ms", "first token", "ms", 6),
+        *_AMOUNTS,
+    )
+    return Section("models", "Models", metrics.models(tables), columns)
+
+
+def tools(tables: Tables, limit: int | None = None) -> Section:
+    """Calls, failures and latency by tool; longest in total first."""
+    frame = metrics.tools(tables)
+    whole = frame["total_ms"].max() or 1
+    shown = frame.with_columns(share=pl.col("total_ms") / whole)
+    columns = (
+        Column("tool", "tool"),
+        Column("calls", "calls", "count"),
+        Column("failed", "failed", "count"),
+        Column("failure_rate", "rate", "percent", 4),
+        Column("denied", "denied", "count", 6),
+        Column("unfinished", "cut off", "count", 5),
+        Column("nonzero_exits", "exit ≠ 0", "count", 5),
+        Column("p50_ms", "p50", "ms"),
+        Column("p95_ms", "p95", "ms"),
+        Column("max_ms", "max", "ms", 1),
+        Column("total_ms", "total", "ms"),
+        Column("share", "", "bar", 2),
+        Column("permission_ms", "permission", "ms", 7),
+        Column("hook_ms", "hooks", "ms", 7),
+        Column("category", "kind", "text", 8),
+    )
+    note = "Run time: without waiting for permissions, hooks and people; task without its sub-agent."
+    return Section("tools", "Tools", frame, columns, shown, note=note, limit=limit)
+
+
+def agents(tables: Tables) -> Section:
+    """What sub-agents did and cost."""
+    columns = (
+        Column("agent_name", "sub-agent"),
+        Column("model", "model", "text", 3),
+        Column("runs", "runs", "count"),
+        Column("failed", "failed", "count", 2),
+        Column("unfinished", "cut off", "count", 4),
+        Column("llm_calls", "calls", "count"),
+        Column("tool_calls", "tools", "count", 2),
+        *_AMOUNTS[:3],
+        Column("p50_ms", "p50", "ms", 1),
+        Column("max_ms", "max", "ms", 4),
+        Column("total_ms", "total", "ms"),
+    )
+    return Section("agents", "Sub-agents", metrics.agents(tables), columns)
+
+
+def daily(tables: Tables, tz: str, limit: int | None = None) -> Section:
+    """The trend by day."""
+    frame = metrics.daily(tables, tz)
+    shown = frame.with_columns(share=pl.col("llm_calls") / (frame["llm_calls"].max() or 1))
+    columns = (
+        Column("day", "day", "day"),
+        Column("llm_calls", "calls", "count"),
+        Column("share", "", "bar", 2),
+        Column("sessions", "sessions", "count", 3),
+        Column("failed_llm_calls", "failed", "count", 6),
+        Column("tool_calls", "tools", "count", 2),
+        Column("failed_tool_calls", "failed", "count", 5),
+        *_AMOUNTS,
+        Column("llm_ms", "model time", "ms", 4),
+        Column("tool_ms", "tool time", "ms", 4),
+    )
+    return Section("daily", f"By day ({tz})", frame, columns, shown, limit=limit, newest=True)
+
+
+# what an incident is called, and whether `check` minds it
+_KINDS: Final[dict[str, tuple[str, bool]]] = {
+    "rejected_line": ("line that is not an event", True),
+    "bad_field": ("event with damaged fields", True),
+    "unpaired_end": ("end without a start", True),
+    "count_mismatch": ("disagreement between totals and calls", True),
+    "open_turn": ("turn cut off", True),
+    "open_tool": ("tool call cut off", True),
+    "tokens_unknown": ("session with tokens that no source knows", False),
+    "unknown_type": ("event type unknown here", False),
+    "error": ("error", False),
+    "abort": ("abort", False),
+    "retry": ("retry", False),
+    "compaction": ("compaction", False),
+    "truncation": ("truncation", False),
+    "repeated_call": ("tool call repeated with the same arguments", False),
+}
+PROBLEMS: Final = tuple(kind for kind, (_, problem) in _KINDS.items() if problem)
+_SOURCES: Final = {
+    "usage_record": "usage records",
+    "store": "the session store",
+    "shutdown": "shutdown totals",
+    "checkpoint": "checkpoints",
+    "message": "messages (output only)",
+}
+
+
+def quality(tables: Tables) -> Section:
+    """What was damaged, cut, unknown or estimated, and where the numbers come from."""
+    frame = metrics.quality(tables)
+    found = {row["kind"]: row for row in frame.iter_rows(named=True)}
+    words = [
+        units.plural(found[kind]["incidents"], name, _plural(name))
+        for kind, (name, problem) in _KINDS.items()
+        if kind in found and (problem or kind in {"tokens_unknown", "unknown_type"})
+    ]
+    repeats = tables.sessions["duplicate_events"].sum()
+    if repeats:
+        words.append(units.plural(repeats, "event found twice and counted once", "events found twice and counted once"))
+    lines = [("read", _list(
+        units.plural(tables.sessions["events"].sum(), "event"),
+        *(words or ["nothing damaged, nothing open"])))]  # fmt: skip
+    sources: dict[str, int] = {}
+    for value in tables.sessions["usage_source"]:
+        for source in (value or "").split("+"):
+            sources[source] = sources.get(source, 0) + 1
+    told = [f"{_SOURCES[s]} {units.count(n)}" for s, n in sources.items() if s in _SOURCES]
+    if sources.get(""):
+        told.append(f"not stated {units.count(sources[''])}")
+    lines.append(("tokens from", _list(*told) + " (sessions)"))
+    if tables.bookings["estimated"].any():
+        lines.append(("estimated", "stated totals are shared out to calls for days and sub-agents"))
+    return Section("quality", "Data quality", frame, lines=tuple(lines))
+
+
+def _plural(name: str) -> str:
+    head, _, rest = name.partition(" ")
+    ends = {"tool": "tool calls" + rest.removeprefix("call"), "event": f"events {rest}"}
+    return ends.get(head, f"{head}s {rest}".strip())
+
+
+# --- lists --------------------------------------------------------------------------------
+
+
+def sessions(tables: Tables) -> Section:
+    """One line per session, newest last."""
+    frame = tables.sessions.sort("started_at", nulls_last=False)
+    shown = frame.with_columns(
+        id=pl.col("session_id").str.head(8),
+        where=pl.coalesce("repository", pl.col("cwd").str.split("/").list.last()),
+        active_ms=pl.col("wall_ms") - pl.col("user_ms"),
+        end=pl.when(pl.col("ending") == "routine").then(pl.lit("")).otherwise(
+            pl.col("ending").replace({"none": "cut off"})),
+    )  # fmt: skip
+    columns = (
+        Column("started_at", "started", "time"),
+        Column("id", "session"),
+        Column("where", "where", "text", 2),
+        Column("branch", "branch", "text", 6),
+        Column("model", "model", "text", 3),
+        Column("cli_version", "CLI", "text", 5),
+        Column("llm_calls", "calls", "count"),
+        Column("failed_llm_calls", "failed", "count", 6),
+        Column("tool_calls", "tools", "count", 1),
+        Column("failed_tool_calls", "failed", "count", 4),
+        Column("subagents", "agents", "count", 7),
+        *_AMOUNTS,
+        Column("active_ms", "active", "ms"),
+        Column("end", "end", "text", 3),
+    )
+    return Section("sessions", "Sessions", frame, columns, shown, limit=40, newest=True)
+
+
+def turns(tables: Tables) -> Section:
+    """One line per model call: how long it took, what it cost, which tools it asked for."""
+    order = tables.sessions.select("session_id", "started_at").rename({"started_at": "begun"})
+    frame = metrics.turns(tables).join(order, on="session_id", how="left")
+    frame = frame.sort("begun", maintain_order=True).drop("begun")
+    shown = frame.with_columns(
+        id=pl.col("session_id").str.head(8),
+        agent=pl.when(pl.col("agent_id") == MAIN).then(pl.lit("")).otherwise(pl.col("agent_id").str.head(8)),
+        what=pl.when(pl.col("evidence") == "compaction").then(pl.lit("compaction")).otherwise("turn_id"),
+        state=pl.when(pl.col("status") != "ok").then("status"),
+    )  # fmt: skip
+    columns = (
+        Column("started_at", "started", "time"),
+        Column("id", "session"),
+        Column("agent", "agent", "text", 4),
+        Column("interaction", "loop", "count", 5),
+        Column("what", "turn", "text", 1),
+        Column("model", "model", "text", 3),
+        Column("state", "status", "text", 1),
+        Column("llm_ms", "model time", "ms"),
+        Column("ttft_ms", "first token", "ms", 6),
+        *_AMOUNTS[:3],
+        Column("reasoning_tokens", "reasoning", "count", 6),
+        Column("tools", "tools", "text", 2),
+        Column("tool_ms", "tool time", "ms", 2),
+    )
+    return Section("turns", "Model calls", frame, columns, shown, limit=40, newest=True)
+
+
+def table(tables: Tables, name: str) -> Section:
+    """A table, whole."""
+    columns = tuple(
+        Column(column, column, _UNITS.get(str(dtype), "text"), rank)
+        for rank, (column, dtype) in enumerate(TABLES[name].items())
+    )
+    return Section(name, "", tables.table(name), columns)
+
+
+_UNITS: Final = {"Int64": "number", "Float64": "number", "Datetime(time_unit='ms', time_zone='UTC')": "stamp"}
+
+
+def check(tables: Tables) -> Section:
+    """Every incident that is a problem, and the unknown types."""
+    kinds = [*PROBLEMS, "tokens_unknown", "unknown_type"]
+    paths = tables.sessions.select("session_id", "path")
+    found = tables.incidents.filter(pl.col("kind").is_in(kinds)).join(paths, on="session_id", how="left")
+    shown = found.with_columns(
+        id=pl.col("session_id").str.head(8),
+        what=pl.col("kind").replace_strict({k: n for k, (n, _) in _KINDS.items()}, default=None),
+        problem=pl.col("kind").is_in(PROBLEMS),
+    )  # fmt: skip
+    columns = (
+        Column("id", "session"),
+        Column("at", "time", "time", 3),
+        Column("what", "what"),
+        Column("detail", "where"),
+        Column("path", "log", "text", 4),
+    )
+    number = shown.filter("problem").height
+    note = (
+        f"{units.plural(number, 'problem')} in {units.plural(tables.sessions.height, 'session')}, "
+        f"{units.plural(tables.sessions['events'].sum(), 'event')}."
+    )
+    return Section("check", "Check", shown.drop("id"), columns, shown, note=note)
+
+
+NAMED: Final[dict[str, Callable[[Tables, Filter, str], list[Section]]]] = {
+    "report": report,
+    "sessions": lambda t, _f, _tz: [sessions(t)],
+    "turns": lambda t, _f, _tz: [turns(t)],
+    "tools": lambda t, _f, _tz: [tools(t)],
+    "models": lambda t, _f, _tz: [models(t)],
+    "agents": lambda t, _f, _tz: [agents(t)],
+    "daily": lambda t, _f, tz: [daily(t, tz)],
+    "check": lambda t, _f, _tz: [check(t)],
+}
+"""Report → its sections, of tables that are chosen already, in a time zone."""

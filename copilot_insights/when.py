@@ -1,0 +1,52 @@
+"""What people write for a time, and the time zone of this machine."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from zoneinfo import ZoneInfo
+
+from tzlocal import get_localzone_name
+
+from copilot_insights.errors import InsightsError
+
+_AGO: Final = re.compile(r"(\d{1,5})([mhdw])")
+_UNITS: Final = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def zone(name: str | None) -> str:
+    """A time zone's IANA name; this machine's for None. Raises InsightsError."""
+    name = name or get_localzone_name() or "UTC"
+    try:
+        return ZoneInfo(name).key
+    except (OSError, ValueError):
+        raise InsightsError(
+            f"no time zone {name}", "Use a name like Europe/Berlin or UTC.", exit_code=2
+        ) from None
+
+
+def parse(text: str | None, tz: str, *, end: bool = False) -> datetime | None:
+    """An instant in UTC: a date, a time, `today`, `yesterday`, or how long ago (7d).
+
+    A day means its beginning in `tz`, with `end` the beginning of the next one.
+
+    Raises:
+        InsightsError: it is none of these.
+    """
+    if text is None:
+        return None
+    now = datetime.now(ZoneInfo(tz))
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
+    if found := _AGO.fullmatch(text):
+        return (now - timedelta(**{_UNITS[found[2]]: int(found[1])})).astimezone(UTC)
+    days = {"today": midnight, "yesterday": midnight - timedelta(days=1)}
+    try:
+        time = days.get(text) or datetime.fromisoformat(text)
+        if text in days or len(text) == len("2026-12-01"):
+            # on the wall clock: a day with a change of clocks is not 24 hours long
+            time += timedelta(days=1) if end else timedelta(0)
+        return (time if time.tzinfo else time.replace(tzinfo=ZoneInfo(tz))).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise InsightsError(
+            f"no time: {text}", "Use 2026-11-30, 2026-11-30T12:00, today, yesterday or 7d.",
+            exit_code=2,
+        ) from None  # fmt: skip
