@@ -19,12 +19,22 @@ from copilot_insights.spans import MESSAGE, total
 
 _STORE: Final = "session-store.db"
 _STORE_SCHEMA: Final = {
-    "session_id": pl.String, "agent_id": pl.String, "record_model": pl.String,
-    "input_tokens": pl.Int64, "cache_read_tokens": pl.Int64, "cache_write_tokens": pl.Int64,
-    "output_tokens": pl.Int64, "reasoning_tokens": pl.Int64, "nano_aiu": pl.Float64,
-    "premium_requests": pl.Float64, "duration_ms": pl.Int64, "record_ttft_ms": pl.Int64,
-    "record_initiator": pl.String, "finish_reason": pl.String, "at": pl.String,
-}  # fmt: skip
+    "session_id": pl.String,
+    "agent_id": pl.String,
+    "record_model": pl.String,
+    "input_tokens": pl.Int64,
+    "cache_read_tokens": pl.Int64,
+    "cache_write_tokens": pl.Int64,
+    "output_tokens": pl.Int64,
+    "reasoning_tokens": pl.Int64,
+    "nano_aiu": pl.Float64,
+    "premium_requests": pl.Float64,
+    "duration_ms": pl.Int64,
+    "record_ttft_ms": pl.Int64,
+    "record_initiator": pl.String,
+    "finish_reason": pl.String,
+    "at": pl.String,
+}
 _QUERY: Final = """
     SELECT session_id, coalesce(agent_id, ?), model, input_tokens, cache_read_tokens,
       cache_write_tokens, output_tokens, reasoning_tokens, total_nano_aiu,
@@ -66,7 +76,7 @@ TOTALS: Final = {"session.shutdown": "shutdown", "session.usage_checkpoint": "ch
 # --- usage --------------------------------------------------------------------------------
 
 
-def usage(events: Events, calls: pl.LazyFrame, store: pl.LazyFrame) -> pl.LazyFrame:
+def usage(events: Events, store: pl.LazyFrame) -> pl.LazyFrame:
     """A row per usage statement of the log, of every source; no row is a sum of others.
 
     Extra columns: session, process, row.
@@ -75,20 +85,28 @@ def usage(events: Events, calls: pl.LazyFrame, store: pl.LazyFrame) -> pl.LazyFr
     records = events.of("session.usage_record", "assistant.usage").select(
         *place, "model", *AMOUNTS, source=pl.lit("usage_record"), requests=1
     )
-    messages = events.of(MESSAGE).filter(pl.col("output_tokens").is_not_null()).select(
-        *place, "model", "output_tokens", source=pl.lit("message"), requests=1
+    messages = (
+        events.of(MESSAGE)
+        .filter(pl.col("output_tokens").is_not_null())
+        .select(*place, "model", "output_tokens", source=pl.lit("message"), requests=1)
     )
     compactions = (
-        events.of("session.compaction_complete").filter(pl.col("input_tokens").is_not_null())
+        events.of("session.compaction_complete")
+        .filter(pl.col("input_tokens").is_not_null())
         .select(*place, "model", *AMOUNTS[:4], source=pl.lit("compaction"), requests=1)
-    )  # fmt: skip
+    )
     totals = statements(events, *TOTALS).with_columns(source=pl.col("type").replace_strict(TOTALS))
     sessions = events.base.lazy().group_by("session_id").agg(pl.col("session").first())
     stored = store.join(sessions, on="session_id").select(
-        "session", "session_id", "agent_id", *AMOUNTS, model="record_model",
+        "session",
+        "session_id",
+        "agent_id",
+        *AMOUNTS,
+        model="record_model",
         at=pl.col("at").str.to_datetime(time_unit="ms", time_zone="UTC", strict=False),
-        source=pl.lit("store"), requests=1,
-    )  # fmt: skip
+        source=pl.lit("store"),
+        requests=1,
+    )
     said = pl.concat([records, messages, compactions, totals, stored], how="diagonal_relaxed")
     return said.sort("session", "row", nulls_last=True, maintain_order=True)
 
@@ -96,8 +114,10 @@ def usage(events: Events, calls: pl.LazyFrame, store: pl.LazyFrame) -> pl.LazyFr
 def statements(events: Events, *kinds: str) -> pl.LazyFrame:
     """A row per model of each total of the log."""
     place = ["session", "session_id", "process", "row", "seq", "agent_id", "at", "type"]
-    exploded = events.of(*kinds).select(*place, "statements").explode(
-        "statements", empty_as_null=False, keep_nulls=False
+    exploded = (
+        events.of(*kinds)
+        .select(*place, "statements")
+        .explode("statements", empty_as_null=False, keep_nulls=False)
     )
     fields = [field.name for field in STATEMENT.fields]
     return exploded.select(*place, *(pl.col("statements").struct.field(name) for name in fields))
@@ -116,9 +136,13 @@ def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
     """
     answered = calls.filter((pl.col("evidence") != "compaction") & (pl.col("status") == "ok"))
     own = answered.group_by("session", "process").agg(own=pl.len().cast(pl.Int64))
-    sums = statements(events, *TOTALS).group_by("row").agg(
-        requests=pl.col("requests").sum(),
-        tokens=pl.col("input_tokens").sum() + pl.col("output_tokens").sum(),
+    sums = (
+        statements(events, *TOTALS)
+        .group_by("row")
+        .agg(
+            requests=pl.col("requests").sum(),
+            tokens=pl.col("input_tokens").sum() + pl.col("output_tokens").sum(),
+        )
     )
     stated = (
         events.of(*TOTALS)
@@ -126,8 +150,9 @@ def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
         .select("session", "process", "row", "type", "premium_requests", "nano_aiu")
         .join(sums, on="row", how="left")
         .with_columns(pl.col("requests", "tokens").fill_null(0))
-        .sort("row").unique(["session", "process"], keep="last", maintain_order=True)
-    )  # fmt: skip
+        .sort("row")
+        .unique(["session", "process"], keep="last", maintain_order=True)
+    )
     kept = ["requests", "tokens", "row", "process", "so_far", "nano_aiu", "premium_requests"]
     seen = (
         stated.join(own, on=["session", "process"], how="full", coalesce=True)
@@ -147,7 +172,9 @@ def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
         off(pl.col("last_requests") + lately), off(pl.col("last_requests") + pl.col("own"))
     )
     restart = pl.min_horizontal(off(lately), off(pl.col("own")))
-    falls = (pl.col("requests") < pl.col("last_requests")) | (pl.col("tokens") < pl.col("last_tokens"))
+    falls = (pl.col("requests") < pl.col("last_requests")) | (
+        pl.col("tokens") < pl.col("last_tokens")
+    )
     checkpoint = pl.col("type") == "session.usage_checkpoint"
     seen = seen.with_columns(goes_on=(checkpoint | (go_on <= restart)) & ~falls).with_columns(
         base=pl.when("goes_on").then("last_requests").otherwise(0)
@@ -156,16 +183,24 @@ def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
     before = pl.col("last_process").fill_null(-1) + 1
     rises = pl.col("goes_on") | (pl.col("nano_aiu") >= pl.col("last_nano_aiu"))
     return seen.select(
-        "session", "process", "row", "own",
+        "session",
+        "process",
+        "row",
+        "own",
         requests=pl.col("requests") - pl.col("base"),
-        since=pl.when(crashed_too).then(before).otherwise("process"),
+        # an empty total is about none of the calls that there were
+        since=pl.when((pl.col("requests") > pl.col("base")) | (lately == 0)).then(
+            pl.when(crashed_too).then(before).otherwise("process")
+        ),
         last_row=pl.when("goes_on").then("last_row"),
         premium_requests=pl.col("premium_requests")
         - pl.when("goes_on").then(pl.col("last_premium_requests").fill_null(0)).otherwise(0),
         # after a crash a process can carry credits over that it did not spend (1.0.77)
         nano_aiu=pl.col("nano_aiu")
-        - pl.when(pl.col("goes_on") | ((lately == 0) & rises)).then(pl.col("last_nano_aiu").fill_null(0)).otherwise(0),
-    )  # fmt: skip
+        - pl.when(pl.col("goes_on") | ((lately == 0) & rises))
+        .then(pl.col("last_nano_aiu").fill_null(0))
+        .otherwise(0),
+    )
 
 
 def booked(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
@@ -181,22 +216,39 @@ def booked(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
         .filter(pl.col("usage_source").is_not_null())
         .group_by("session", "model", "process", "usage_source")
         .agg(requests=pl.len().cast(pl.Int64), **{name: total(name) for name in AMOUNTS})
-        .select("session", "model", "requests", *AMOUNTS, source="usage_source",
-                since="process", until="process")
-    )  # fmt: skip
+        .select(
+            "session",
+            "model",
+            "requests",
+            *AMOUNTS,
+            source="usage_source",
+            since="process",
+            until="process",
+        )
+    )
     said = statements(events, *TOTALS)
-    last = said.select(last_row="row", model="model", *(pl.col(n).alias(f"last_{n}") for n in ("requests", *AMOUNTS)))
+    last = said.select(
+        "model",
+        *(pl.col(n).alias(f"last_{n}") for n in ("requests", *AMOUNTS)),
+        last_row="row",
+    )
     by_total = (
         said.join(stated.select("row", "since", "last_row"), on="row")
         .join(last, on=["last_row", "model"], how="left", nulls_equal=True)
         .join(whole, on="session", how="left")
         .filter(~pl.col("whole").fill_null(value=False))
         .select(
-            "session", "model", "since", until="process",
+            "session",
+            "model",
+            "since",
+            until="process",
             source=pl.col("type").replace_strict(TOTALS),
-            **{n: (pl.col(n) - pl.col(f"last_{n}").fill_null(0)).clip(lower_bound=0) for n in ("requests", *AMOUNTS)},
+            **{
+                n: (pl.col(n) - pl.col(f"last_{n}").fill_null(0)).clip(lower_bound=0)
+                for n in ("requests", *AMOUNTS)
+            },
         )
-    )  # fmt: skip
+    )
     return pl.concat([by_call, by_total], how="diagonal_relaxed")
 
 
@@ -212,9 +264,15 @@ def bookings(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
     books = booked(events, calls).with_row_index("book")
     answered = calls.filter((pl.col("evidence") != "compaction") & (pl.col("status") == "ok"))
     made = answered.select(
-        "session", "model", "process", "agent_id", "usage_source", "input_tokens",
-        at=pl.coalesce("started_at", "replied_at"), weight=pl.col("output_tokens"),
-    )  # fmt: skip
+        "session",
+        "model",
+        "process",
+        "agent_id",
+        "usage_source",
+        "input_tokens",
+        at=pl.coalesce("started_at", "replied_at"),
+        weight=pl.col("output_tokens"),
+    )
     shares = books.join(made, on=["session", "model"], how="left", suffix="_call", nulls_equal=True)
     inside = pl.col("process").is_between("since", "until") & (
         # of the calls of a process, those that this row was summed from
@@ -232,9 +290,15 @@ def bookings(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
     exact = upto.with_columns(
         (pl.col(n) - pl.col(n).shift(1, fill_value=0).over("book")).alias(n) for n in AMOUNTS
     )
-    left = books.join(exact.select("book").unique(), on="book", how="anti").join(
-        totals(events, calls).select("session", "row", until="process"), on=["session", "until"], how="left"
-    ).join(events.base.lazy().select("row", "at"), on="row", how="left")  # fmt: skip
+    left = (
+        books.join(exact.select("book").unique(), on="book", how="anti")
+        .join(
+            totals(events, calls).select("session", "row", until="process"),
+            on=["session", "until"],
+            how="left",
+        )
+        .join(events.base.lazy().select("row", "at"), on="row", how="left")
+    )
     names = events.base.lazy().group_by("session").agg(pl.col("session_id").first())
     return (
         pl.concat([exact, left.with_columns(agent_id=pl.lit(MAIN))], how="diagonal_relaxed")
@@ -249,22 +313,41 @@ def without_total(answered: pl.LazyFrame, stated: pl.LazyFrame) -> pl.LazyFrame:
     """The calls, with `covered`: whether a total of the log includes them."""
     spans = stated.select("session", "since", until="process").sort("until")
     calls = answered.sort("process").join_asof(
-        spans, left_on="process", right_on="until", by="session", strategy="forward", check_sortedness=False
+        spans,
+        left_on="process",
+        right_on="until",
+        by="session",
+        strategy="forward",
+        check_sortedness=False,
     )
     return calls.with_columns(covered=(pl.col("process") >= pl.col("since")).fill_null(value=False))
 
 
 def session_usage(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
     """A row per session: amounts, usage_source, ai_credits, compaction tokens."""
-    sums = booked(events, calls).group_by("session").agg(
-        *(total(name) for name in AMOUNTS), usage_source=pl.col("source").unique().sort().str.join("+")
+    sums = (
+        booked(events, calls)
+        .group_by("session")
+        .agg(
+            *(total(name) for name in AMOUNTS),
+            usage_source=pl.col("source").unique().sort().str.join("+"),
+        )
     )
-    stated = totals(events, calls).group_by("session").agg(
-        premium=total("premium_requests"), nano=total("nano_aiu")
+    stated = (
+        totals(events, calls)
+        .group_by("session")
+        .agg(premium=total("premium_requests"), nano=total("nano_aiu"))
     )
-    streamed = events.of("result").group_by("session").agg(streamed=pl.col("premium_requests").last())
-    packed = calls.filter(pl.col("evidence") == "compaction").group_by("session").agg(
-        compaction_input_tokens=total("input_tokens"), compaction_output_tokens=total("output_tokens")
+    streamed = (
+        events.of("result").group_by("session").agg(streamed=pl.col("premium_requests").last())
+    )
+    packed = (
+        calls.filter(pl.col("evidence") == "compaction")
+        .group_by("session")
+        .agg(
+            compaction_input_tokens=total("input_tokens"),
+            compaction_output_tokens=total("output_tokens"),
+        )
     )
     table = events.base.lazy().select("session").unique()
     for more in (sums, stated, streamed, packed):
@@ -279,9 +362,12 @@ def session_usage(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def time_split(
-    interactions: pl.LazyFrame, calls: pl.LazyFrame, tools: pl.LazyFrame,
-    permissions: pl.LazyFrame, hooks: pl.LazyFrame,
-) -> pl.LazyFrame:  # fmt: skip
+    interactions: pl.LazyFrame,
+    calls: pl.LazyFrame,
+    tools: pl.LazyFrame,
+    permissions: pl.LazyFrame,
+    hooks: pl.LazyFrame,
+) -> pl.LazyFrame:
     """Parts of the wall time: session, interaction and PARTS, in milliseconds.
 
     At each instant the first of these that is so: a tool runs; a permission or a person is
@@ -290,11 +376,20 @@ def time_split(
     """
     key = ["session", "interaction"]
     frames = [
-        _marks(calls.with_columns(at="started_at", at_end=pl.coalesce("replied_at", "ended_at")), llm=1),
-        _marks(tools.filter(pl.col("duration_ms").is_not_null() & ~pl.col("waits_for_user")), tool=1),
-        _marks(tools.filter(pl.col("duration_ms").is_not_null() & pl.col("waits_for_user")), permission=1),
+        _marks(
+            calls.with_columns(at="started_at", at_end=pl.coalesce("replied_at", "ended_at")), llm=1
+        ),
+        _marks(
+            tools.filter(pl.col("duration_ms").is_not_null() & ~pl.col("waits_for_user")), tool=1
+        ),
+        _marks(
+            tools.filter(pl.col("duration_ms").is_not_null() & pl.col("waits_for_user")),
+            permission=1,
+        ),
     ]
-    timed = tools.filter(pl.col("duration_ms").is_not_null()).select("session", "tool_call_id", pl.lit(1).alias("held"))
+    timed = tools.filter(pl.col("duration_ms").is_not_null()).select(
+        "session", "tool_call_id", pl.lit(1).alias("held")
+    )
     timed = timed.unique(["session", "tool_call_id"])
     held = permissions.join(timed, on=["session", "tool_call_id"], how="left")
     frames.append(_marks(held, permission=1, tool=-pl.col("held").fill_null(0)))
@@ -302,27 +397,35 @@ def time_split(
         hooks.select("row", "session", tool_call_id="tool_call_ids")
         .explode("tool_call_id", empty_as_null=False)
         .join(timed, on=["session", "tool_call_id"])
-        .group_by("row").agg(held=pl.len().cast(pl.Int64))
-    )  # fmt: skip
+        .group_by("row")
+        .agg(held=pl.len().cast(pl.Int64))
+    )
     stopping = hooks.join(number, on="row", how="left")
     frames.append(_marks(stopping, hook=1, tool=-pl.col("held").fill_null(0)))
-    extent = interactions.select(*key, pl.col("started_at").alias("from"), pl.col("ended_at").alias("to"))
+    extent = interactions.select(
+        *key, pl.col("started_at").alias("from"), pl.col("ended_at").alias("to")
+    )
     marks = pl.concat(frames, how="diagonal_relaxed").join(extent, on=key)
     kinds = ["llm", "tool", "permission", "hook"]
     state = (
         marks.filter(pl.col("from").is_not_null())
         .with_columns(t=pl.col("t").clip(pl.col("from"), pl.col("to")))
-        .group_by(*key, "t").agg(pl.col(kinds).sum())
+        .group_by(*key, "t")
+        .agg(pl.col(kinds).sum())
         .sort(*key, "t")
         .with_columns(pl.col(kinds).cum_sum().over(key), next=pl.col("t").shift(-1).over(key))
         .with_columns(ms=(pl.col("next") - pl.col("t")).dt.total_milliseconds().fill_null(0))
         .with_columns(
-            part=pl.when(pl.col("tool") > 0).then(pl.lit("tool"))
-            .when(pl.col("permission") > 0).then(pl.lit("permission"))
-            .when(pl.col("hook") > 0).then(pl.lit("hook"))
-            .when(pl.col("llm") > 0).then(pl.lit("llm"))
+            part=pl.when(pl.col("tool") > 0)
+            .then(pl.lit("tool"))
+            .when(pl.col("permission") > 0)
+            .then(pl.lit("permission"))
+            .when(pl.col("hook") > 0)
+            .then(pl.lit("hook"))
+            .when(pl.col("llm") > 0)
+            .then(pl.lit("llm"))
         )
-    )  # fmt: skip
+    )
     parts = state.group_by(key).agg(
         pl.col("ms").filter(pl.col("part") == kind).sum().alias(f"{kind}_ms") for kind in kinds
     )

@@ -1,5 +1,6 @@
 """The command line: options to filters, reports to text. The only place that prints and
-exits; everything else is imported late, so that --help is instant."""
+exits; everything else is imported late, so that --help is instant.
+"""
 
 import os
 import sys
@@ -39,9 +40,9 @@ _Option = typer.Option
 class Options:
     """What every reading command can be asked."""
 
-    paths: Annotated[
-        list[str] | None, typer.Argument(metavar="[PATH]...", show_default=False)
-    ] = None
+    paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...", show_default=False)] = (
+        None
+    )
     format: Annotated[
         str | None,
         _Option("--format", "-f", metavar="NAME", help="table, json, csv or markdown."),
@@ -66,9 +67,9 @@ class Options:
     tz: Annotated[
         str | None, _Option(metavar="ZONE", help="Zone of days and times; default: here.")
     ] = None
-    session: Annotated[
-        str | None, _Option(metavar="ID", help="Sessions whose id begins so.")
-    ] = None
+    session: Annotated[str | None, _Option(metavar="ID", help="Sessions whose id begins so.")] = (
+        None
+    )
     repo: Annotated[
         str | None, _Option(metavar="TEXT", help="Part of the repository or directory.")
     ] = None
@@ -135,7 +136,7 @@ def table(
     options: Options,
     name: Annotated[str, typer.Argument(metavar="NAME", help="See the README for all tables.")],
 ) -> None:
-    """A table, whole: sessions, interactions, llm_calls, tool_calls, usage, …"""
+    """A table, whole: sessions, interactions, llm_calls, tool_calls, usage, and more."""
     from copilot_insights import reports  # noqa: PLC0415
     from copilot_insights.schema import TABLES  # noqa: PLC0415
 
@@ -153,6 +154,7 @@ def show(
     which: Annotated[
         str, typer.Argument(metavar="SESSION", help="The beginning of its id, or its log.")
     ],
+    *,
     content: Annotated[bool, _Option("--content", help="Print what was said, too.")] = False,
 ) -> None:
     """One session as a tree: interaction, turn, tool, sub-agent, with times."""
@@ -172,7 +174,7 @@ def show(
 @_reading
 def check(options: Options) -> None:
     """Damage, open spans, disagreeing counts, unknown types; exits 3 if there are problems."""
-    from copilot_insights.reports import PROBLEMS, NAMED  # noqa: PLC0415
+    from copilot_insights.reports import NAMED, PROBLEMS  # noqa: PLC0415
 
     tables, chosen, tz = _load(options)
     _put(NAMED["check"](tables, chosen, tz), options, tz)
@@ -213,10 +215,14 @@ def _load(options: Options, *, events: bool = False) -> "tuple[Tables, Filter, s
     _form(options)  # a wrong format is said before the work, not after it
     tz = when.zone(options.tz)
     chosen = Filter(
-        since=when.parse(options.since, tz), until=when.parse(options.until, tz, end=True),
-        session=options.session, repo=options.repo, branch=options.branch, model=options.model,
+        since=when.parse(options.since, tz),
+        until=when.parse(options.until, tz, end=True),
+        session=options.session,
+        repo=options.repo,
+        branch=options.branch,
+        model=options.model,
         agent=options.agent,
-    )  # fmt: skip
+    )
     with _Progress() as progress:
         tables = load(options.paths or (), events=events, progress=progress)
     for problem in tables.problems:
@@ -250,8 +256,9 @@ def _form(options: Options) -> str:
         if suffix not in _FORMATS:
             raise InsightsError(
                 f"no format for the suffix of {options.output}",
-                f"Use {', '.join(_FORMATS)}, or --format.", exit_code=2,
-            )  # fmt: skip
+                f"Use {', '.join(_FORMATS)}, or --format.",
+                exit_code=2,
+            )
         return _FORMATS[suffix]
     return "table"
 
@@ -270,7 +277,9 @@ def _put(sections: "list[Section]", options: Options, tz: str) -> None:
         _write(sys.stdout, render(sections, form, tz=tz, width=width, color=color))
         return
     try:
-        with options.output.open("w" if options.force else "x", encoding="utf-8", newline="") as file:
+        with options.output.open(
+            "w" if options.force else "x", encoding="utf-8", newline=""
+        ) as file:
             _write(file, render(sections, form, tz=tz, width=120))
     except FileExistsError:
         raise InsightsError(f"{options.output} exists", "Use --force to overwrite it.") from None
@@ -288,7 +297,9 @@ def _terminal() -> tuple[int, bool]:
     """Width, and whether to use colour (never with NO_COLOR, or into a pipe)."""
     from shutil import get_terminal_size  # noqa: PLC0415
 
-    color = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    color = (
+        sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
     return max(40, get_terminal_size((80, 24)).columns), color
 
 
@@ -322,6 +333,7 @@ class _Progress:
 
 @app.callback(invoke_without_command=True)
 def _root(
+    *,
     version: Annotated[bool, _Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
@@ -331,8 +343,11 @@ def _root(
 
 def main() -> None:
     """The command `copilot-insights`. Exit codes: 0 ok, 1 cannot do it, 2 usage, 3 a check
-    found problems."""
-    names = {info.name or info.callback.__name__ for info in app.registered_commands if info.callback}
+    found problems.
+    """
+    names = {
+        info.name or info.callback.__name__ for info in app.registered_commands if info.callback
+    }
     words = sys.argv[1:]
     if not words or (words[0] not in names and words[0] not in {"--help", "-h", "--version"}):
         words = ["report", *words]

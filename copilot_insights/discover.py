@@ -61,7 +61,10 @@ def default_roots() -> list[Path]:
     user = Path.home()
     xdg = [
         Path(os.environ.get(variable) or user / fallback) / name
-        for variable, fallback in (("XDG_STATE_HOME", ".local/state"), ("XDG_CONFIG_HOME", ".config"))
+        for variable, fallback in (
+            ("XDG_STATE_HOME", ".local/state"),
+            ("XDG_CONFIG_HOME", ".config"),
+        )
         for name in (".copilot", "copilot")
     ]
     return [user / ".copilot", *xdg]
@@ -128,7 +131,7 @@ def _sessions(folder: Path, problems: list[str], depth: int = 2) -> Iterator[Log
             problems.append(f"cannot read {folder}: {error.strerror}")
         return
     for entry in entries:
-        if entry.name.startswith(".") and entry.name != ".copilot":
+        if entry.name == "rewind-snapshots" or (entry.name[:1] == "." and entry.name != ".copilot"):
             continue
         try:
             if (entry / LOG).is_file():
@@ -136,7 +139,7 @@ def _sessions(folder: Path, problems: list[str], depth: int = 2) -> Iterator[Log
             elif entry.suffix == ".jsonl" and entry.is_file():
                 if _is_log(entry):
                     yield _log(entry)
-            elif depth > 1 and entry.is_dir() and "rewind" not in entry.name:
+            elif depth > 1 and entry.is_dir():
                 inner = entry / _FOLDERS[0]
                 yield from _sessions(inner if inner.is_dir() else entry, problems, depth - 1)
         except OSError as error:
@@ -157,10 +160,14 @@ def _head(path: Path) -> bytes:
 def _is_log(path: Path) -> bool:
     """Whether a loose `.jsonl` is a session; telemetry and other tools' files are not."""
     with path.open("rb") as file:
-        line = file.readline(2**20).lstrip(b"\xef\xbb\xbf\0 \r\n\t")
+        lines = (
+            line.lstrip(b"\xef\xbb\xbf\0 \r\n\t")
+            for line in iter(lambda: file.readline(2**20), b"")
+        )
+        line = next(filter(None, lines), b"")
     try:
         event = msgspec.json.decode(line)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return line[:9] == b'{"type":"'
     return isinstance(event, dict) and {"type", "data", "id"} <= set(event)
 

@@ -131,16 +131,17 @@ def _part(files: Sequence[LogFile], *, events: bool) -> _Part:
     return _Part(tables, got.files, ids.filter(got.events.base["event_id"].is_not_null()))
 
 
-def _settle_overlaps(
-    parts: list[_Part], files: Sequence[LogFile], *, events: bool
-) -> list[_Part]:
+def _settle_overlaps(parts: list[_Part], files: Sequence[LogFile], *, events: bool) -> list[_Part]:
     """Reads logs again, together, that share a session or events with another part."""
     if len(parts) == 1:
         return parts
     ids = pl.concat([part.ids for part in parts])
     named = pl.concat([part.files.with_columns(part=pl.lit(n)) for n, part in enumerate(parts)])
     sessions = named.unique(["session_id", "part"])["session_id"]
-    mixed = {*ids.filter(ids["event"].is_duplicated())["session_id"], *sessions.filter(sessions.is_duplicated())}
+    mixed = {
+        *ids.filter(ids["event"].is_duplicated())["session_id"],
+        *sessions.filter(sessions.is_duplicated()),
+    }
     if not mixed:
         return parts
     # which log a part's repeated events repeat is not kept: take all that repeat any
@@ -153,7 +154,8 @@ def _settle_overlaps(
 @contextmanager
 def _collector_off() -> Iterator[None]:
     """Nothing here makes cycles; looking for them in millions of objects takes as long as
-    the work."""
+    the work.
+    """
     on = gc.isenabled()
     gc.disable()
     try:

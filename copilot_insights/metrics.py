@@ -6,7 +6,7 @@ from `bookings`, so that any group's sum is part of the sessions' totals.
 
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
@@ -41,12 +41,13 @@ class Filter:
 
 def select(tables: Tables, chosen: Filter) -> Tables:
     """The part of the tables that is chosen: rows by time, model and agent, and the
-    sessions (whole) that have any."""
+    sessions (whole) that have any.
+    """
     if chosen == Filter():
         return tables
     sessions = tables.sessions.filter(_all(_session_tests(chosen)))
     agents = _agents(tables, chosen.agent)
-    frames = {}
+    frames: dict[str, Any] = {}
     for name, frame in ((name, tables.table(name)) for name in TABLES if name != "sessions"):
         rows = frame.filter(_all(_row_tests(name, frame, chosen)))
         if agents is not None and "agent_id" in frame.columns:
@@ -54,7 +55,10 @@ def select(tables: Tables, chosen: Filter) -> Tables:
         frames[name] = rows.join(sessions, on="session_id", how="semi")
     if chosen.timed() or chosen.model or chosen.agent:
         busy = pl.concat(
-            [frames[name].select("session_id") for name in ("llm_calls", "tool_calls", "interactions")]
+            [
+                frames[name].select("session_id")
+                for name in ("llm_calls", "tool_calls", "interactions")
+            ]
         ).unique()
         sessions = sessions.join(busy, on="session_id", how="semi")
         frames = {n: f.join(sessions, on="session_id", how="semi") for n, f in frames.items()}
@@ -62,7 +66,11 @@ def select(tables: Tables, chosen: Filter) -> Tables:
 
 
 def _all(tests: list[pl.Expr]) -> pl.Expr:
-    return pl.all_horizontal(test.fill_null(value=False) for test in tests) if tests else pl.lit(value=True)
+    return (
+        pl.all_horizontal(test.fill_null(value=False) for test in tests)
+        if tests
+        else pl.lit(value=True)
+    )
 
 
 def _part(column: str, text: str) -> pl.Expr:
@@ -74,8 +82,10 @@ def _session_tests(chosen: Filter) -> list[pl.Expr]:
     if chosen.session:
         tests.append(pl.col("session_id").str.starts_with(chosen.session))
     if chosen.repo:
-        tests.append(_part("repository", chosen.repo).fill_null(value=False)
-                     | _part("cwd", chosen.repo).fill_null(value=False))  # fmt: skip
+        tests.append(
+            _part("repository", chosen.repo).fill_null(value=False)
+            | _part("cwd", chosen.repo).fill_null(value=False)
+        )
     if chosen.branch:
         tests.append(_part("branch", chosen.branch))
     return tests
@@ -135,12 +145,16 @@ def overview(tables: Tables) -> pl.DataFrame:
     return (
         pl.DataFrame([counts])
         .hstack(tables.bookings.select(_total(name) for name in AMOUNTS))
-        .hstack(packed.select(compaction_input_tokens=_total("input_tokens"),
-                              compaction_output_tokens=_total("output_tokens")))
+        .hstack(
+            packed.select(
+                compaction_input_tokens=_total("input_tokens"),
+                compaction_output_tokens=_total("output_tokens"),
+            )
+        )
         .hstack(root.select(_total(part) for part in PARTS))
         .with_columns(ai_credits=pl.col("nano_aiu") / 1e9)
         .drop("nano_aiu")
-    )  # fmt: skip
+    )
 
 
 def _total(name: str) -> pl.Expr:
@@ -156,7 +170,9 @@ def time_parts(tables: Tables) -> pl.DataFrame:
         (part.removesuffix("_ms"), ms, ms / whole if whole else None)
         for part, ms in zip(PARTS, sums, strict=True)
     ]
-    return pl.DataFrame(rows, schema={"part": pl.String, "ms": pl.Int64, "share": pl.Float64}, orient="row")
+    return pl.DataFrame(
+        rows, schema={"part": pl.String, "ms": pl.Int64, "share": pl.Float64}, orient="row"
+    )
 
 
 # --- groups -------------------------------------------------------------------------------
@@ -178,8 +194,13 @@ def models(tables: Tables) -> pl.DataFrame:
         failed=(pl.col("status") == "error").sum().cast(pl.Int64),
         compactions=(~_CALL).sum().cast(pl.Int64),
     )
-    timed = tables.llm_calls.filter(pl.col("status") == "ok").group_by("model").agg(
-        *_latency("llm_ms"), ttft_p50_ms=pl.col("ttft_ms").quantile(0.5, "linear").round().cast(pl.Int64)
+    timed = (
+        tables.llm_calls.filter(pl.col("status") == "ok")
+        .group_by("model")
+        .agg(
+            *_latency("llm_ms"),
+            ttft_p50_ms=pl.col("ttft_ms").quantile(0.5, "linear").round().cast(pl.Int64),
+        )
     )
     booked = tables.bookings.group_by("model").agg(_total(name) for name in AMOUNTS)
     return (
@@ -200,26 +221,42 @@ def tools(tables: Tables) -> pl.DataFrame:
     inner = tables.subagents.select(
         "session_id", "tool_call_id", inside=pl.col("started_at"), outside=pl.col("ended_at")
     ).unique(["session_id", "tool_call_id"])
-    calls = tables.tool_calls.join(inner, on=["session_id", "tool_call_id"], how="left", nulls_equal=False)
-    overlap = pl.when(pl.col("outside").is_not_null()).then(
-        pl.min_horizontal("outside", "ended_at") - pl.max_horizontal("inside", "started_at")
-    ).dt.total_milliseconds().clip(lower_bound=0)
+    calls = tables.tool_calls.join(
+        inner, on=["session_id", "tool_call_id"], how="left", nulls_equal=False
+    )
+    overlap = (
+        pl.when(pl.col("outside").is_not_null())
+        .then(pl.min_horizontal("outside", "ended_at") - pl.max_horizontal("inside", "started_at"))
+        .dt.total_milliseconds()
+        .clip(lower_bound=0)
+    )
     calls = calls.with_columns(own=(pl.col("run_ms") - overlap.fill_null(0)).clip(lower_bound=0))
     status = pl.col("status")
     return (
-        calls.group_by("tool").agg(
+        calls.group_by("tool")
+        .agg(
             pl.col("category").drop_nulls().first(),
             pl.len().cast(pl.Int64).alias("calls"),
-            *(status.is_in(found).sum().cast(pl.Int64).alias(name) for name, found in (
-                ("failed", _BAD_TOOL), ("denied", ["denied"]), ("unfinished", ["open", "interrupted"]))),
-            ((pl.col("exit_code") != 0) & (status == "ok")).sum().cast(pl.Int64).alias("nonzero_exits"),
+            *(
+                status.is_in(found).sum().cast(pl.Int64).alias(name)
+                for name, found in (
+                    ("failed", _BAD_TOOL),
+                    ("denied", ["denied"]),
+                    ("unfinished", ["open", "interrupted"]),
+                )
+            ),
+            ((pl.col("exit_code") != 0) & (status == "ok"))
+            .sum()
+            .cast(pl.Int64)
+            .alias("nonzero_exits"),
             *_latency("run_ms"),
             pl.col("own").sum().alias("total_ms"),
-            pl.col("permission_ms").sum(), pl.col("hook_ms").sum(),
+            pl.col("permission_ms").sum(),
+            pl.col("hook_ms").sum(),
         )
         .with_columns(failure_rate=pl.col("failed") / pl.col("calls"))
         .sort("total_ms", "calls", "tool", descending=[True, True, False])
-    )  # fmt: skip
+    )
 
 
 def agents(tables: Tables) -> pl.DataFrame:
@@ -227,24 +264,29 @@ def agents(tables: Tables) -> pl.DataFrame:
     runs = tables.subagents.with_columns(
         ms=(pl.col("ended_at") - pl.col("started_at")).dt.total_milliseconds()
     )
-    booked = tables.bookings.group_by("session_id", "agent_id").agg(_total(name) for name in AMOUNTS)
+    booked = tables.bookings.group_by("session_id", "agent_id").agg(
+        _total(name) for name in AMOUNTS
+    )
     runs = runs.drop(set(AMOUNTS) & set(runs.columns)).join(
         booked, on=["session_id", "agent_id"], how="left"
     )
     return (
-        runs.group_by("agent_name", "model").agg(
+        runs.group_by("agent_name", "model")
+        .agg(
             runs=pl.len().cast(pl.Int64),
             failed=pl.col("status").is_in(["failed", "cancelled"]).sum().cast(pl.Int64),
             unfinished=(pl.col("status") == "open").sum().cast(pl.Int64),
-            llm_calls=pl.col("turns").sum(), tool_calls=pl.col("tool_calls").sum(),
+            llm_calls=pl.col("turns").sum(),
+            tool_calls=pl.col("tool_calls").sum(),
             **{name: _total(name) for name in AMOUNTS},
             p50_ms=pl.col("ms").quantile(0.5, "linear").round().cast(pl.Int64),
-            max_ms=pl.col("ms").max(), total_ms=pl.col("ms").sum(),
+            max_ms=pl.col("ms").max(),
+            total_ms=pl.col("ms").sum(),
         )
         .with_columns(ai_credits=pl.col("nano_aiu") / 1e9)
         .drop("nano_aiu")
         .sort("total_ms", "agent_name", "model", descending=[True, False, False], nulls_last=True)
-    )  # fmt: skip
+    )
 
 
 def daily(tables: Tables, tz: str) -> pl.DataFrame:
@@ -254,19 +296,29 @@ def daily(tables: Tables, tz: str) -> pl.DataFrame:
         return at.dt.convert_time_zone(tz).dt.date().alias("day")
 
     at = day(pl.coalesce("started_at", "replied_at"))
-    calls = tables.llm_calls.with_columns(at).group_by("day").agg(
-        sessions=pl.col("session_id").n_unique().cast(pl.Int64),
-        llm_calls=pl.len().cast(pl.Int64),
-        failed_llm_calls=(pl.col("status") == "error").sum().cast(pl.Int64),
-        llm_ms=pl.col("llm_ms").sum(),
+    calls = (
+        tables.llm_calls.with_columns(at)
+        .group_by("day")
+        .agg(
+            sessions=pl.col("session_id").n_unique().cast(pl.Int64),
+            llm_calls=pl.len().cast(pl.Int64),
+            failed_llm_calls=(pl.col("status") == "error").sum().cast(pl.Int64),
+            llm_ms=pl.col("llm_ms").sum(),
+        )
     )
-    used = tables.tool_calls.with_columns(day(pl.coalesce("started_at", "ended_at"))).group_by("day").agg(
-        tool_calls=pl.len().cast(pl.Int64),
-        failed_tool_calls=pl.col("status").is_in(_BAD_TOOL).sum().cast(pl.Int64),
-        tool_ms=pl.col("run_ms").sum(),
+    used = (
+        tables.tool_calls.with_columns(day(pl.coalesce("started_at", "ended_at")))
+        .group_by("day")
+        .agg(
+            tool_calls=pl.len().cast(pl.Int64),
+            failed_tool_calls=pl.col("status").is_in(_BAD_TOOL).sum().cast(pl.Int64),
+            tool_ms=pl.col("run_ms").sum(),
+        )
     )
-    booked = tables.bookings.with_columns(day(pl.col("at"))).group_by("day").agg(
-        _total(name) for name in AMOUNTS
+    booked = (
+        tables.bookings.with_columns(day(pl.col("at")))
+        .group_by("day")
+        .agg(_total(name) for name in AMOUNTS)
     )
     counts = ["sessions", "llm_calls", "failed_llm_calls", "tool_calls", "failed_tool_calls"]
     table = calls
@@ -287,15 +339,16 @@ def turns(tables: Tables) -> pl.DataFrame:
         failed_tools=pl.col("status").is_in(_BAD_TOOL).sum().cast(pl.Int64),
         tool_ms=pl.col("run_ms").sum(),
     )
-    return tables.llm_calls.join(
-        used, on=["session_id", "turn"], how="left", maintain_order="left"
-    )
+    return tables.llm_calls.join(used, on=["session_id", "turn"], how="left", maintain_order="left")
 
 
 def quality(tables: Tables) -> pl.DataFrame:
     """kind, incidents, sessions: what was damaged, cut, unknown or disagrees."""
     return (
         tables.incidents.group_by("kind")
-        .agg(incidents=pl.len().cast(pl.Int64), sessions=pl.col("session_id").n_unique().cast(pl.Int64))
+        .agg(
+            incidents=pl.len().cast(pl.Int64),
+            sessions=pl.col("session_id").n_unique().cast(pl.Int64),
+        )
         .sort("incidents", "kind", descending=[True, False])
     )

@@ -1,26 +1,22 @@
-"""Bytes to an events frame that never holds content; survives any damage.
+"""Many logs: events → frames that never hold content.
 
-A damaged line is repaired (what is damaged there is null) or rejected with a reason.
-Always: events + rejected lines + duplicate events = non-empty lines.
+The same event seen twice (by id) counts once. Always: events + rejected lines + duplicate
+events = non-empty lines.
 """
 
-import io
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import repeat
 from operator import attrgetter, itemgetter
-from types import NoneType
-from typing import Any, Final, NamedTuple, get_args, get_origin
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 import polars as pl
-from msgspec import DecodeError, Raw, Struct, ValidationError
 
+from copilot_insights.decoder import Decoded, decode
 from copilot_insights.discover import LogFile
 from copilot_insights.schema import (
-    ANY_EVENT,
     AT,
     EVENT_COLUMNS,
     EVENTS,
@@ -32,237 +28,14 @@ from copilot_insights.schema import (
     StreamResult,
 )
 
-_DECODER: Final = msgspec.json.Decoder(ANY_EVENT)
-_OTHER: Final = msgspec.json.Decoder(Other)
-_BOM: Final = b"\xef\xbb\xbf"
-_SPACE: Final = b" \t\r\n\x0b\x0c"
-_DEPTH: Final = 64
-
-
-class Rejected(NamedTuple):
-    """A line that is no event: 1-based line, byte offset in the file, and why."""
-
-    line: int
-    offset: int
-    reason: str
-
-
-class Decoded(NamedTuple):
-    """The lines of one log. `lines` has each event's line number; `bad_fields` an event's
-    index and the names of its fields that were not as they should be."""
-
-    events: list[Event]
-    lines: list[int]
-    rejected: list[Rejected]
-    bad_fields: list[tuple[int, str]]
-
-    def non_empty(self) -> int:
-        """How many lines held anything but white space."""
-        return len(self.events) + len(self.rejected)
-
-
-class Read(NamedTuple):
-    """Some logs as frames.
-
-    events: schema `events` plus `file` (row of files), `bad_fields`; in file order.
-    files: a row per log: session_id, path, layout, bytes, non_empty, rejected, duplicates,
-        and what its own `session.start` says, which a fork shares with its original.
-    rejected: session_id, path, line, offset, reason.
-    ids: the ids of all events and of all sessions named, to find logs that overlap.
-    """
-
-    events: pl.DataFrame
-    files: pl.DataFrame
-    rejected: pl.DataFrame
-
-
-# --- one log: bytes → events --------------------------------------------------------------
-
-
-def decode(data: bytes) -> Decoded:
-    """Every non-empty line of `data` as an event or a rejection; raises nothing."""
-    out = Decoded([], [], [], [])
-    stream = io.BytesIO(data)
-    number = 1  # of the next line
-    while True:
-        first = len(out.events)
-        try:
-            out.events.extend(map(_DECODER.decode, stream))  # in C, until a line is odd
-            whole = True
-        except (DecodeError, RecursionError):
-            whole = False
-        lines = range(number, number + len(out.events) - first)
-        out.lines.extend(lines)
-        if whole:
-            return out
-        number = lines.stop
-        start = data.rfind(b"\n", 0, stream.tell() - 1) + 1
-        raw = data[start : stream.tell()]
-        if raw.strip():
-            event, reason, bad = _decode_line(raw)
-            if event is None:
-                out.rejected.append(Rejected(number, start, reason))
-            else:
-                if bad:
-                    out.bad_fields.append((len(out.events), "; ".join(bad)))
-                out.events.append(event)
-                out.lines.append(number)
-        number += 1
-
-
-def _decode_line(raw: bytes) -> tuple[Event | None, str, list[str]]:
-    """The event of an odd line, or why there is none, and what of it is missing."""
-    event, reason, bad = _decode_lenient(raw)
-    if event is None and (mended := _mend(raw)) != raw:
-        if not mended:
-            return None, "NUL bytes", []
-        event, reason, bad = _decode_lenient(mended)
-        raw = mended
-    if event is None and (piece := _whole_event_of(raw)):
-        event, reason, bad = piece, "", [f"{_tag(piece)}: torn text beside it on its line"]
-    return event, reason, bad
-
-
-def _tag(event: Event) -> str:
-    return event.type if isinstance(event, Other) else _NAME[type(event)]
-
-
-def _decode_lenient(raw: bytes) -> tuple[Event | None, str, list[str]]:
-    """Field by field: what has the wrong type is missing, and named."""
-    try:
-        other = _OTHER.decode(raw)
-        if other.type and other.type not in EVENTS:
-            return other, "", []
-        return _DECODER.decode(raw), "", []
-    except (DecodeError, RecursionError):
-        pass
-    try:
-        value = msgspec.json.decode(raw)
-    except (DecodeError, RecursionError) as error:
-        torn = "truncated" in str(error)
-        return None, "torn line: the JSON stops early" if torn else "not JSON", []
-    if not isinstance(value, dict):
-        return None, "JSON, but not an object", []
-    name = value.get("type")
-    if not isinstance(name, str) or not name:
-        return None, "an object without an event type", []
-    bad: list[str] = []
-    event = _lenient(value, EVENTS.get(name, Other), "", bad)
-    return event, "", [f"{name}: {field}" for field in bad]
-
-
-_TYPE: Final = b'{"type":"'
-
-
-def _whole_event_of(raw: bytes) -> Event | None:
-    """The whole event on a line that holds more: writers append after a crash, and the torn
-    line before has no newline. A line gives one event at most."""
-    depth = 0
-    for token in _TOKEN.finditer(raw):
-        depth += (token[0] in b"[{") - (token[0] in b"]}")
-        if depth <= 0 and token[0] in b"]}":
-            event = _decode_lenient(raw[: token.end()])[0]
-            if event is not None:
-                return event
-            break
-    start = raw.rfind(_TYPE)
-    while start > 0:
-        event = _decode_lenient(raw[start:])[0]
-        # what is nested in a torn line has neither
-        if event is not None and event.id and event.timestamp:
-            return event
-        start = raw.rfind(_TYPE, 0, start)
-    return None
-
-
-def _lenient(value: Any, kind: Any, path: str, bad: list[str]) -> Any:  # noqa: ANN401
-    if get_args(kind) and NoneType in get_args(kind):
-        if value is None:
-            return None
-        kind = next(k for k in get_args(kind) if k is not NoneType)
-    if kind is Raw:
-        return Raw(msgspec.json.encode(value))
-    if isinstance(kind, type) and issubclass(kind, Struct):
-        if isinstance(value, dict):
-            known = {}
-            for field in msgspec.structs.fields(kind):
-                if field.encode_name in value:
-                    where = f"{path}.{field.encode_name}".removeprefix(".").removeprefix("data.")
-                    inner = _lenient(value[field.encode_name], field.type, where, bad)
-                    if inner is not None:
-                        known[field.name] = inner
-            return kind(**known)
-    elif get_origin(kind) is dict and isinstance(value, dict):
-        of = {key: _lenient(v, get_args(kind)[1], path, bad) for key, v in value.items()}
-        bad.extend(path for v in value.values() if v is None)
-        return {key: v for key, v in of.items() if v is not None}
-    elif get_origin(kind) is list and isinstance(value, list):
-        items = (_lenient(v, get_args(kind)[0], path, bad) for v in value)
-        return [item for item in items if item is not None]
-    else:
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        try:
-            return msgspec.convert(value, kind)
-        except ValidationError:
-            pass
-    if value is not None:
-        bad.append(path)
-    return None
-
-
-_CONTROL: Final = bytes.maketrans(bytes(range(32)), b" " * 32)
-_ESCAPE: Final = re.compile(
-    rb"\\(?:(u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|u[dD][89a-fA-F][0-9a-fA-F]{2}|.)"
-)
-_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]')
-_NO_NUMBER: Final = re.compile(
-    rb'("(?:[^"\\]|\\.)*")|-?(?:NaN|Infinity)|-?\d[\d.]*[eE][+-]?\d{3,}'
-)
-
-
-def _mend(raw: bytes) -> bytes:
-    """The line without what makes good JSON bad: NULs, BOM, broken UTF-8, lone surrogates
-    and control characters, no numbers, and anything nested deeper than a log ever is."""
-    raw = raw.strip(_SPACE + b"\0").removeprefix(_BOM).strip(_SPACE + b"\0")
-    raw = raw.translate(_CONTROL).decode("utf-8", "replace").encode()
-    if b"\\u" in raw:
-        raw = _ESCAPE.sub(_paired, raw)
-    raw = _NO_NUMBER.sub(lambda m: m[1] or b'"no number"', raw)
-    return _flatten(raw) if raw.count(b"[") + raw.count(b"{") > _DEPTH else raw
-
-
-def _paired(found: re.Match[bytes]) -> bytes:
-    lone = found[1] is None and found[0][:3].lower() == b"\\ud" and found[0][3:4] in b"89abcdefABCDEF"
-    return b"\\ufffd" if lone else found[0]
-
-
-def _flatten(raw: bytes) -> bytes:
-    """null for every value that begins deeper than _DEPTH."""
-    kept, depth, last = [], 0, 0
-    for token in _TOKEN.finditer(raw):
-        if token[0] in b"[{":
-            depth += 1
-            if depth == _DEPTH:
-                kept.append(raw[last : token.start()] + b"null")
-        elif token[0] in b"]}":
-            depth -= 1
-            if depth == _DEPTH - 1:
-                last = token.end()
-    if depth < _DEPTH:
-        kept.append(raw[last:])
-    return b"".join(kept)
-
-
-# --- many logs: events → frames -----------------------------------------------------------
-
 
 class Events:
     """Events of some logs, column-wise, a frame per type.
 
     `base` has every event in file order: row, session_id, seq, line, event_id, parent_id,
-    type, at, agent_id, bad_fields, process (0-based: which run of the CLI), and two integers
-    that are equal for the events of one `session` and of one `agent` of one session.
+    type, at, agent_id, bad_fields, process (0-based: which run of the CLI), passing (an
+    ephemeral turn of a stream), and two integers that are equal for the events of one
+    `session` and of one `agent` of one session.
     """
 
     def __init__(self, base: pl.DataFrame, payloads: dict[str, pl.DataFrame]) -> None:
@@ -309,7 +82,8 @@ class Read(NamedTuple):
 
 class _Column(NamedTuple):
     """A column of the events frame: fields of the payload struct (by position, and the path
-    within), and what is computed of them."""
+    within), and what is computed of them.
+    """
 
     name: str
     sources: tuple[tuple[int, str], ...]
@@ -347,7 +121,9 @@ def _payload(kind: type[Event], rows: list[int], events: list[Event]) -> pl.Data
 
 
 def _series(name: str, values: Iterable[Any]) -> pl.Series:
-    return pl.Series(name, values if isinstance(values, tuple) else list(values), EVENT_COLUMNS[name])
+    return pl.Series(
+        name, values if isinstance(values, tuple) else list(values), EVENT_COLUMNS[name]
+    )
 
 
 class _Log(NamedTuple):
@@ -357,10 +133,13 @@ class _Log(NamedTuple):
     stated: str | None
     start: Event | None = None
     duplicates: int = 0
+    repeats: int | None = None
+    """The number of the log that it repeats events of."""
 
 
 _LAYOUTS: Final = ("directory", "flat", "stdout")
 _START: Final = EVENTS["session.start"]
+_TURNS: Final = (EVENTS["assistant.turn_start"], EVENTS["assistant.turn_end"])
 
 
 def read(files: Sequence[LogFile]) -> Read:
@@ -394,25 +173,28 @@ def _drop_seen(logs: list[_Log]) -> list[_Log]:
     ids = pl.Series([e.id or None for log in logs for e in log.decoded.events], dtype=pl.String)
     if not ids.drop_nulls().is_duplicated().any():
         return logs
-    seen: set[str] = set()
-    return [_drop_seen_of(log, seen) for log in logs]
+    seen: dict[str, int] = {}
+    return [_drop_seen_of(log, number, seen) for number, log in enumerate(logs)]
 
 
-def _drop_seen_of(log: _Log, seen: set[str]) -> _Log:
+def _drop_seen_of(log: _Log, number: int, seen: dict[str, int]) -> _Log:
+    """The log without what is in `seen`, event id → number of the log it was first seen in."""
     old = log.decoded
     bad = dict(old.bad_fields)
-    events, lines, bad_fields = [], [], []
+    new = Decoded([], [], old.rejected, [])
+    repeats = None
     for index, (event, line) in enumerate(zip(old.events, old.lines, strict=True)):
         if event.id:
             if event.id in seen:
+                repeats = seen[event.id] if repeats is None else repeats
                 continue
-            seen.add(event.id)
+            seen[event.id] = number
         if index in bad:
-            bad_fields.append((len(events), bad[index]))
-        events.append(event)
-        lines.append(line)
-    new = old._replace(events=events, lines=lines, bad_fields=bad_fields)
-    return log._replace(decoded=new, duplicates=len(old.events) - len(events))
+            new.bad_fields.append((len(new.events), bad[index]))
+        new.events.append(event)
+        new.lines.append(line)
+    duplicates = len(old.events) - len(new.events)
+    return log._replace(decoded=new, duplicates=duplicates, repeats=repeats)
 
 
 def _assemble(logs: list[_Log], problems: list[str]) -> Read:
@@ -422,11 +204,21 @@ def _assemble(logs: list[_Log], problems: list[str]) -> Read:
         rows, members = groups[event.__class__]
         rows.append(row)
         members.append(event)
+    # a stream of 1.0.65 shows the turns of sub-agents that its stored log is silent about
+    passing = [
+        row
+        for kind in _TURNS
+        for row, event in zip(*groups.get(kind, ([], [])), strict=True)
+        if event.ephemeral
+    ]
     parts: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
     for kind, (rows, members) in groups.items():
         if kind in _PLANS:
             parts[_NAME[kind]].append(_payload(kind, rows, members))
     payloads = {name: pl.concat(frames).sort("row") for name, frames in parts.items()}
+    if passing:
+        gone = pl.col("row").is_in(passing)
+        payloads = {name: frame.filter(~gone) for name, frame in payloads.items()}
     ids = _session_ids(logs)
     rejected = [
         (session, log.file.path, *line)
@@ -434,7 +226,7 @@ def _assemble(logs: list[_Log], problems: list[str]) -> Read:
         for line in log.decoded.rejected
     ]
     return Read(
-        Events(_base(events, logs, ids, payloads), payloads),
+        Events(_base(events, logs, ids, payloads, passing), payloads),
         _files(logs, ids),
         pl.DataFrame(rejected, schema=_REJECTED, orient="row"),
         problems,
@@ -442,23 +234,36 @@ def _assemble(logs: list[_Log], problems: list[str]) -> Read:
 
 
 _REJECTED: Final = {
-    "session_id": pl.String, "path": pl.String, "line": pl.Int64, "offset": pl.Int64,
+    "session_id": pl.String,
+    "path": pl.String,
+    "line": pl.Int64,
+    "offset": pl.Int64,
     "reason": pl.String,
-}  # fmt: skip
+}
 _FILES: Final = {
-    "session_id": pl.String, "path": pl.String, "layout": pl.String, "bytes": pl.Int64,
-    "non_empty": pl.Int64, "rejected": pl.Int64, "duplicates": pl.Int64,
-}  # fmt: skip
+    "session_id": pl.String,
+    "path": pl.String,
+    "layout": pl.String,
+    "bytes": pl.Int64,
+    "non_empty": pl.Int64,
+    "rejected": pl.Int64,
+    "duplicates": pl.Int64,
+}
 
 
 def _files(logs: list[_Log], ids: list[str]) -> pl.DataFrame:
     rows = [
         (
-            session, log.file.path, log.file.layout, log.size, log.decoded.non_empty() + log.duplicates,
-            len(log.decoded.rejected), log.duplicates,
+            session,
+            log.file.path,
+            log.file.layout,
+            log.size,
+            log.decoded.non_empty() + log.duplicates,
+            len(log.decoded.rejected),
+            log.duplicates,
         )
         for session, log in zip(ids, logs, strict=True)
-    ]  # fmt: skip
+    ]
     starts = [log.start or _START() for log in logs]
     own = _payload(_START, list(range(len(logs))), starts).drop("row")
     return pl.DataFrame(rows, schema=_FILES, orient="row").hstack(own)
@@ -467,20 +272,29 @@ def _files(logs: list[_Log], ids: list[str]) -> pl.DataFrame:
 def _session_ids(logs: list[_Log]) -> list[str]:
     """The session each log belongs to.
 
-    Logs that state the same session are one, unless a log has another name on disk and,
-    beside events seen before, some of its own: that is a fork of the session.
+    Logs that state the same session are one, unless a stored log has another name and,
+    beside events seen before, some of its own: that is a fork. A stream that states no
+    session (it was cut) is of the one whose events it repeats.
     """
     owner: dict[str, str] = {}
-    ids = []
+    ids: list[str] = []
     for log in logs:
         stated, name = log.stated or log.file.name, log.file.name
+        if log.file.layout == "stdout":
+            cut = log.stated is None and log.repeats is not None
+            ids.append(ids[log.repeats] if cut and log.repeats is not None else stated)
+            continue
         other = owner.setdefault(stated, name) != name
         ids.append(name if other and log.duplicates and log.decoded.events else stated)
     return ids
 
 
 def _base(
-    events: list[Event], logs: list[_Log], ids: list[str], payloads: dict[str, pl.DataFrame]
+    events: list[Event],
+    logs: list[_Log],
+    ids: list[str],
+    payloads: dict[str, pl.DataFrame],
+    passing: list[int],
 ) -> pl.DataFrame:
     sizes = [len(log.decoded.events) for log in logs]
     names = list(dict.fromkeys(ids))
@@ -503,7 +317,8 @@ def _base(
     child = [
         frame.select("row", child=key)
         for name, frame in payloads.items()
-        if (key := "tool_call_id" if name.startswith("subagent.") else "parent_tool_call_id") in frame.columns
+        if (key := "tool_call_id" if name.startswith("subagent.") else "parent_tool_call_id")
+        in frame.columns
     ]
     if child:
         children = pl.concat(child).drop_nulls()
@@ -517,6 +332,7 @@ def _base(
         session_id=pl.Series(names, dtype=pl.String).gather(base["session"]),
         bad_fields=_bad_fields(logs, base),
         seq=seq,
+        passing=pl.col("row").is_in(passing) if passing else pl.lit(value=False),
         process=begins.cum_sum().over("session").cast(pl.Int64) - 1,
         agent=pl.col("session") * 2**32 + (child_code + 1).fill_null(0),
     )
@@ -531,7 +347,7 @@ def _types(events: list[Event]) -> pl.Series:
     types = _NAMES.gather(codes)
     if codes.null_count():
         rows = codes.is_null().arg_true()
-        types = types.scatter(rows, [events[row].type for row in rows])  # type: ignore[attr-defined]
+        types = types.scatter(rows, [cast("Other", events[row]).type for row in rows])
     return types
 
 
@@ -555,8 +371,12 @@ def _times(texts: pl.Series) -> pl.Series:
     usual = (texts.str.len_bytes() == 24) & texts.str.ends_with("Z")
     seconds = texts.str.head(19).str.to_datetime("%Y-%m-%dT%H:%M:%S", time_unit="ms", strict=False)
     millis = texts.str.slice(20, 3).str.to_integer(dtype=pl.Int64, strict=False)
-    times = seconds.dt.replace_time_zone("UTC") + (millis * 1000).cast(pl.Duration("us")).dt.cast_time_unit("ms")
-    odd = texts.is_not_null() & ~(usual & times.is_not_null() & (millis >= 0)).fill_null(value=False)
+    times = seconds.dt.replace_time_zone("UTC") + (millis * 1000).cast(
+        pl.Duration("us")
+    ).dt.cast_time_unit("ms")
+    odd = texts.is_not_null() & ~(usual & times.is_not_null() & (millis >= 0)).fill_null(
+        value=False
+    )
     if odd.any():  # other precisions and offsets
         times = times.zip_with(~odd, pl.Series([_time(text) for text in texts], dtype=AT))
     return times.set(~times.dt.year().is_between(2000, 2200), None)

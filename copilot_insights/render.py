@@ -106,11 +106,14 @@ def _cell(value: object) -> object:
 
 _READ: Final[dict[str, Callable[[Any], str]]] = {
     "count": units.count,
+    "some": lambda v: "" if v is None else units.count(v),
     "amount": units.amount,
     "ms": units.duration,
     "percent": units.percent,
     "day": units.day,
-    "number": lambda v: units.NOTHING if v is None else f"{v:g}" if isinstance(v, float) else str(v),
+    "number": lambda v: (
+        units.NOTHING if v is None else f"{v:g}" if isinstance(v, float) else str(v)
+    ),
 }
 _LEFT: Final = frozenset({"text", "time", "stamp", "day", "bar"})
 
@@ -122,7 +125,7 @@ def _text(value: object, unit: str, tz: str) -> str:
         return units.NOTHING if value is None else _plain(value)
     if unit == "text":
         if value is None:
-            return units.NOTHING
+            return ""
         return clean(value if isinstance(value, str) else json.dumps(value, default=_plain))
     return _READ[unit](value)
 
@@ -154,7 +157,9 @@ def _markdown(sections: Sequence[Section], tz: str) -> Iterator[str]:
         if columns and frame.height:
             lines += [""] if section.lines else []
             lines.append("| " + " | ".join(_escape(c.title) for c in columns) + " |")
-            lines.append("|" + "|".join(" --- " if c.unit in _LEFT else " ---: " for c in columns) + "|")
+            lines.append(
+                "|" + "|".join(" --- " if c.unit in _LEFT else " ---: " for c in columns) + "|"
+            )
             for row in frame.select(c.of for c in columns).iter_rows():
                 cells = (_escape(_text(v, c.unit, tz)) for v, c in zip(row, columns, strict=True))
                 lines.append("| " + " | ".join(cells) + " |")
@@ -173,9 +178,15 @@ def _terminal(sections: Sequence[Section], tz: str, width: int, *, color: bool) 
 
     out = io.StringIO()
     console = Console(
-        file=out, width=width, force_terminal=color, color_system="standard" if color else None,
-        highlight=False, markup=False, emoji=False, legacy_windows=False,
-    )  # fmt: skip
+        file=out,
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
     for index, section in enumerate(sections):
         if index:
             console.print()
@@ -190,7 +201,8 @@ def _terminal(sections: Sequence[Section], tz: str, width: int, *, color: bool) 
             console.print(Text("  none", style="dim"))
         for note in filter(None, (section.note, more)):
             console.print(Text(clean(note), style="dim"))
-    yield out.getvalue()
+    for line in out.getvalue().splitlines(keepends=True):
+        yield line.rstrip() + "\n"  # a grid pads its last column
 
 
 def _labelled(label: str, text: str, width: int) -> Any:  # noqa: ANN401 (rich is imported late)
@@ -213,13 +225,22 @@ def _grid(frame: pl.DataFrame, columns: tuple[Column, ...], tz: str, width: int)
         for c in columns
     }
     kept, sizes = _fitting(columns, cells, width)
-    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
+    table = Table(
+        box=None,
+        padding=(0, _GAP, 0, 0),
+        pad_edge=False,
+        header_style="dim",
+        show_header=any(column.title for column in kept),
+    )
     for column in kept:
         left = column.unit in _LEFT
         table.add_column(
-            Text(column.title), justify="left" if left else "right", no_wrap=True,
-            max_width=sizes[column], overflow="ellipsis",
-        )  # fmt: skip
+            Text(column.title),
+            justify="left" if left else "right",
+            no_wrap=True,
+            max_width=sizes[column],
+            overflow="ellipsis",
+        )
     for row in zip(*(cells[column] for column in kept), strict=True):
         table.add_row(*(Text(cell) for cell in row))
     return table
@@ -229,7 +250,8 @@ def _fitting(
     columns: tuple[Column, ...], cells: dict[Column, list[str]], width: int
 ) -> tuple[list[Column], dict[Column, int]]:
     """Columns that say something and fit, and how wide each may be: text gives way to a
-    dozen cells first, then the columns of the highest rank go."""
+    dozen cells first, then the columns of the highest rank go.
+    """
     from rich.cells import cell_len  # noqa: PLC0415
 
     full = {c: max(cell_len(text) for text in (c.title, *cells[c])) for c in columns}
@@ -237,7 +259,11 @@ def _fitting(
     kept = [c for c in columns if c not in silent]
 
     def least(column: Column) -> int:
-        return min(full[column], max(_NARROW, len(column.title))) if column.unit == "text" else full[column]
+        return (
+            min(full[column], max(_NARROW, len(column.title)))
+            if column.unit == "text"
+            else full[column]
+        )
 
     while len(kept) > 1 and sum(map(least, kept)) + _GAP * (len(kept) - 1) > width:
         kept.remove(max(reversed(kept), key=lambda c: c.rank))

@@ -1,8 +1,10 @@
 """Named reports: tables → sections. A section is a frame for machines, and the columns and
-lines of it that people read; how it looks is `render`'s business."""
+lines of it that people read; how it looks is `render`'s business.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 import polars as pl
@@ -16,7 +18,8 @@ from copilot_insights.tables import Tables
 @dataclass(frozen=True)
 class Column:
     """A column for people. `unit` names how it reads; a higher `rank` gives way sooner
-    where the terminal is narrow. `of` is the frame's column, by default `title`'s words."""
+    where the terminal is narrow. `of` is the frame's column, by default `title`'s words.
+    """
 
     of: str
     title: str
@@ -75,7 +78,12 @@ _TOP: Final = 10
 
 def report(tables: Tables, chosen: Filter, tz: str) -> list[Section]:
     """The overview: calls, tokens, credits, time, models, tools, sub-agents, days, quality."""
-    sections = [overview(tables, chosen, tz), time(tables, chosen), models(tables), tools(tables, _TOP)]
+    sections = [
+        overview(tables, chosen, tz),
+        time(tables, chosen),
+        models(tables),
+        tools(tables, _TOP),
+    ]
     if tables.subagents.height:
         sections.append(agents(tables))
     return [*sections, daily(tables, tz, _DAYS), quality(tables)]
@@ -88,30 +96,49 @@ def overview(tables: Tables, chosen: Filter, tz: str) -> Section:
     days = " to ".join(
         dict.fromkeys(units.moment(o[end], tz)[:10] for end in ("started_at", "ended_at"))
     )
-    lines = [
-        ("sessions", _list(units.count(o["sessions"]), days, _versions(tables))),
-        ("model calls", _list(
-            f"{units.count(o['llm_calls'])} in {units.plural(o['interactions'], 'interaction')}",
-            o["nudges"] and f"{units.plural(o['nudges'], 'nudge')} by autopilot",
-            o["failed_llm_calls"] and f"{units.count(o['failed_llm_calls'])} failed")),
-        ("", _turns(o)),
-        ("tokens", _list(
-            units.count(o["input_tokens"]) + " in" + _of_it(o["cache_read_tokens"], o["input_tokens"], "cached"),
-            units.count(o["output_tokens"]) + " out" + _of_it(o["reasoning_tokens"], o["output_tokens"], "reasoning"))),
-        ("", o["compaction_input_tokens"] and f"and {units.count(o['compaction_input_tokens'])} in, "
-         f"{units.count(o['compaction_output_tokens'])} out for {units.plural(o['compactions'], 'compaction')}"),
-        ("cost", _list(
-            "AI credits: not in these logs" if o["ai_credits"] is None else f"{units.amount(o['ai_credits'])} AI credits",
-            o["premium_requests"] is not None and f"{units.amount(o['premium_requests'])} premium requests")),
-        ("tool calls", _list(
-            units.count(o["tool_calls"]),
-            o["failed_tool_calls"] and f"{units.count(o['failed_tool_calls'])} failed "
-            f"({units.percent(o['failed_tool_calls'] / o['tool_calls'])})",
-            o["denied_tool_calls"] and f"{units.count(o['denied_tool_calls'])} of them denied")),
-    ]  # fmt: skip
-    return Section(
-        "overview", _title(chosen), frame, lines=tuple((k, v) for k, v in lines if v)
+    n = {name: units.count(value) for name, value in o.items() if not isinstance(value, datetime)}
+    calls = f"{n['llm_calls']} in {units.plural(o['interactions'], 'interaction')}"
+    cached = _of_it(o["cache_read_tokens"], o["input_tokens"], "cached")
+    reasoning = _of_it(o["reasoning_tokens"], o["output_tokens"], "reasoning")
+    packed = (
+        f"and {n['compaction_input_tokens']} in, {n['compaction_output_tokens']} out "
+        f"for {units.plural(o['compactions'], 'compaction')}"
     )
+    spent = o["ai_credits"]
+    cost = "AI credits: not stated" if spent is None else f"{units.amount(spent)} AI credits"
+    premium = o["premium_requests"]
+    requests = "" if premium is None else f"{units.amount(premium)} premium requests"
+    rate = units.percent(o["failed_tool_calls"] / (o["tool_calls"] or 1))
+    lines = (
+        ("sessions", _list(n["sessions"], days, _versions(tables))),
+        ("model calls", _list(calls, _some(o["nudges"], "nudge"), _failed(o["failed_llm_calls"]))),
+        ("", _turns(o)),
+        (
+            "tokens",
+            _list(f"{n['input_tokens']} in{cached}", f"{n['output_tokens']} out{reasoning}"),
+        ),
+        ("", packed if o["compaction_input_tokens"] else ""),
+        ("cost", _list(cost, requests)),
+        (
+            "tool calls",
+            _list(
+                n["tool_calls"],
+                _failed(o["failed_tool_calls"]) and f"{_failed(o['failed_tool_calls'])} ({rate})",
+                o["denied_tool_calls"] and f"{n['denied_tool_calls']} of them denied",
+            ),
+        ),
+    )
+    return Section(
+        "overview", _title(chosen), frame, lines=tuple(line for line in lines if line[1])
+    )
+
+
+def _some(number: int, what: str) -> str:
+    return units.plural(number, what) if number else ""
+
+
+def _failed(number: int) -> str:
+    return f"{units.count(number)} failed" if number else ""
 
 
 def _title(chosen: Filter) -> str:
@@ -146,9 +173,11 @@ def _turns(o: dict[str, int]) -> str:
     if o["llm_calls"] == o["turns_started"] == o["turns_completed"]:
         return ""
     cut = o["turns_started"] - o["turns_completed"]
+    begun = f"{units.plural(o['turns_started'], 'turn')} started"
     return _list(
-        f"{units.plural(o['turns_started'], 'turn')} started, {units.count(o['turns_completed'])} completed"
-        + (f" ({units.count(cut)} cut off)" if cut else ""),
+        begun,
+        f"{units.count(o['turns_completed'])} completed",
+        cut and f"{units.count(cut)} cut off",
         o["unlogged_turns"] and f"{units.count(o['unlogged_turns'])} by sub-agents without turns",
         o["compactions"] and units.plural(o["compactions"], "compaction"),
     )
@@ -157,22 +186,29 @@ def _turns(o: dict[str, int]) -> str:
 def time(tables: Tables, chosen: Filter) -> Section:
     """Where the time went."""
     frame = metrics.time_parts(tables)
-    shown = frame.with_columns(
-        label=pl.col("part").replace_strict(_PARTS), bar="share"
-    ).filter((pl.col("ms") > 0) | pl.col("part").is_in(["llm", "tool"]))  # fmt: skip
-    whole = frame["ms"].sum()
-    away = None if chosen.timed() else tables.sessions["user_ms"].sum()
-    nested = tables.tool_calls.filter(pl.col("tool") == "task")["run_ms"].sum()
+    shown = frame.with_columns(label=pl.col("part").replace_strict(_PARTS), bar="share").filter(
+        (pl.col("ms") > 0) | pl.col("part").is_in(["llm", "tool"])
+    )
+    whole = int(frame["ms"].sum())
+    away = 0 if chosen.timed() else int(tables.sessions["user_ms"].sum())
+    nested = int(tables.tool_calls.filter(pl.col("tool") == "task")["run_ms"].sum())
     notes = [
         f"{units.duration(whole)} in interactions",
         nested and f"of the tools' time {units.duration(nested)} was sub-agents",
         away and f"waiting for the user beside that: {units.duration(away)}",
     ]
     columns = (
-        Column("label", ""), Column("bar", "", "bar"), Column("share", "", "percent"), Column("ms", "", "ms"),
-    )  # fmt: skip
+        Column("label", ""),
+        Column("bar", "", "bar"),
+        Column("share", "", "percent"),
+        Column("ms", "", "ms"),
+    )
     return Section(
-        "time", "Where the time went", frame, columns, shown,
+        "time",
+        "Where the time went",
+        frame,
+        columns,
+        shown,
         note="; ".join(str(n) for n in notes if n) + ".",
     )
 
@@ -214,7 +250,9 @@ def tools(tables: Tables, limit: int | None = None) -> Section:
         Column("hook_ms", "hooks", "ms", 7),
         Column("category", "kind", "text", 8),
     )
-    note = "Run time: without waiting for permissions, hooks and people; task without its sub-agent."
+    note = (
+        "Run time: without waiting for permissions, hooks and people; task without its sub-agent."
+    )
     return Section("tools", "Tools", frame, columns, shown, note=note, limit=limit)
 
 
@@ -291,12 +329,22 @@ def quality(tables: Tables) -> Section:
         for kind, (name, problem) in _KINDS.items()
         if kind in found and (problem or kind in {"tokens_unknown", "unknown_type"})
     ]
-    repeats = tables.sessions["duplicate_events"].sum()
+    repeats = int(tables.sessions["duplicate_events"].sum())
     if repeats:
-        words.append(units.plural(repeats, "event found twice and counted once", "events found twice and counted once"))
-    lines = [("read", _list(
-        units.plural(tables.sessions["events"].sum(), "event"),
-        *(words or ["nothing damaged, nothing open"])))]  # fmt: skip
+        words.append(
+            units.plural(
+                repeats, "event found twice and counted once", "events found twice and counted once"
+            )
+        )
+    lines = [
+        (
+            "read",
+            _list(
+                units.plural(int(tables.sessions["events"].sum()), "event"),
+                *(words or ["nothing damaged, nothing open"]),
+            ),
+        )
+    ]
     sources: dict[str, int] = {}
     for value in tables.sessions["usage_source"]:
         for source in (value or "").split("+"):
@@ -326,9 +374,10 @@ def sessions(tables: Tables) -> Section:
         id=pl.col("session_id").str.head(8),
         where=pl.coalesce("repository", pl.col("cwd").str.split("/").list.last()),
         active_ms=pl.col("wall_ms") - pl.col("user_ms"),
-        end=pl.when(pl.col("ending") == "routine").then(pl.lit("")).otherwise(
-            pl.col("ending").replace({"none": "cut off"})),
-    )  # fmt: skip
+        end=pl.when(pl.col("ending") == "routine")
+        .then(pl.lit(""))
+        .otherwise(pl.col("ending").replace({"none": "cut off"})),
+    )
     columns = (
         Column("started_at", "started", "time"),
         Column("id", "session"),
@@ -355,10 +404,14 @@ def turns(tables: Tables) -> Section:
     frame = frame.sort("begun", maintain_order=True).drop("begun")
     shown = frame.with_columns(
         id=pl.col("session_id").str.head(8),
-        agent=pl.when(pl.col("agent_id") == MAIN).then(pl.lit("")).otherwise(pl.col("agent_id").str.head(8)),
-        what=pl.when(pl.col("evidence") == "compaction").then(pl.lit("compaction")).otherwise("turn_id"),
+        agent=pl.when(pl.col("agent_id") == MAIN)
+        .then(pl.lit(""))
+        .otherwise(pl.col("agent_id").str.head(8)),
+        what=pl.when(pl.col("evidence") == "compaction")
+        .then(pl.lit("compaction"))
+        .otherwise("turn_id"),
         state=pl.when(pl.col("status") != "ok").then("status"),
-    )  # fmt: skip
+    )
     columns = (
         Column("started_at", "started", "time"),
         Column("id", "session"),
@@ -386,19 +439,25 @@ def table(tables: Tables, name: str) -> Section:
     return Section(name, "", tables.table(name), columns)
 
 
-_UNITS: Final = {"Int64": "number", "Float64": "number", "Datetime(time_unit='ms', time_zone='UTC')": "stamp"}
+_UNITS: Final = {
+    "Int64": "number",
+    "Float64": "number",
+    "Datetime(time_unit='ms', time_zone='UTC')": "stamp",
+}
 
 
 def check(tables: Tables) -> Section:
     """Every incident that is a problem, and the unknown types."""
     kinds = [*PROBLEMS, "tokens_unknown", "unknown_type"]
     paths = tables.sessions.select("session_id", "path")
-    found = tables.incidents.filter(pl.col("kind").is_in(kinds)).join(paths, on="session_id", how="left")
+    found = tables.incidents.filter(pl.col("kind").is_in(kinds)).join(
+        paths, on="session_id", how="left"
+    )
     shown = found.with_columns(
         id=pl.col("session_id").str.head(8),
         what=pl.col("kind").replace_strict({k: n for k, (n, _) in _KINDS.items()}, default=None),
         problem=pl.col("kind").is_in(PROBLEMS),
-    )  # fmt: skip
+    )
     columns = (
         Column("id", "session"),
         Column("at", "time", "time", 3),
@@ -407,10 +466,9 @@ def check(tables: Tables) -> Section:
         Column("path", "log", "text", 4),
     )
     number = shown.filter("problem").height
-    note = (
-        f"{units.plural(number, 'problem')} in {units.plural(tables.sessions.height, 'session')}, "
-        f"{units.plural(tables.sessions['events'].sum(), 'event')}."
-    )
+    problems = units.plural(number, "problem")
+    events = units.plural(int(tables.sessions["events"].sum()), "event")
+    note = f"{problems} in {units.plural(tables.sessions.height, 'session')}, {events}."
     return Section("check", "Check", shown.drop("id"), columns, shown, note=note)
 
 

@@ -9,9 +9,10 @@ schema of CLI 1.0.102 and logs of 1.0.12 to 1.0.102; where they disagree, the lo
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, cast
 from zlib import adler32, crc32
 
 import msgspec
@@ -23,7 +24,7 @@ MAIN: Final = "main"
 
 # --- columns of the events frame ---------------------------------------------------------
 
-S, I, F, B = pl.String, pl.Int64, pl.Float64, pl.Boolean
+S, I, F, B = pl.String, pl.Int64, pl.Float64, pl.Boolean  # noqa: E741 (in tables of types)
 AT: Final = pl.Datetime("ms", "UTC")
 
 _TOKENS: Final[dict[str, Any]] = {
@@ -70,6 +71,10 @@ class From(NamedTuple):
     function: Callable[..., Any]
 
 
+_Columns = dict[str, str | From]
+"""Column of the events frame → path in the payload, or how it is computed."""
+
+
 class _Requests(Struct, frozen=True, gc=False):
     count: Count | None = None
     cost: Amount | None = None
@@ -108,7 +113,11 @@ def _statements(
 ) -> list[dict[str, Any]] | None:
     if by_model is None and listed is None:
         return None
-    pairs = by_model.items() if by_model is not None else [(p.model_id, p.metrics) for p in listed or ()]
+    pairs = (
+        by_model.items()
+        if by_model is not None
+        else [(p.model_id, p.metrics) for p in listed or ()]
+    )
     return [
         {
             "model": model, "requests": m.requests.count,
@@ -155,10 +164,8 @@ def hash_arguments(raw: Raw) -> str | None:
     """16 hex digits that are equal when the arguments are; None for no arguments."""
     text = bytes(raw)
     if text[:1] == b'"':  # hooks may hold the arguments' JSON in a string, spaced
-        try:
+        with suppress(msgspec.DecodeError, UnicodeError):
             text = msgspec.json.format(msgspec.json.decode(text, type=str).encode(), indent=-1)
-        except (msgspec.DecodeError, UnicodeError):
-            pass
     return f"{crc32(text):08x}{adler32(text):08x}" if text else None
 
 
@@ -174,16 +181,16 @@ def _exit_code(code: int | None, result: Raw) -> int | None:
 
 
 _RAW_ARGUMENTS: Final = (("arguments",), (Raw,))
-_TURN: Final = {
+_TURN: Final[_Columns] = {
     "turn_id": "turnId", "interaction_id": "interactionId", "model": "model",
     "parent_tool_call_id": "parentToolCallId",
 }  # fmt: skip
-_CONTEXT: Final = {
+_CONTEXT: Final[_Columns] = {
     "cwd": From(("context.cwd", "context.gitRoot"), (str, str), _first),
     "repository": "context.repository", "branch": "context.branch", "producer": "producer",
     "cli_version": "copilotVersion", "model": "selectedModel",
 }  # fmt: skip
-_TOTAL: Final = {
+_TOTAL: Final[_Columns] = {
     "outcome": "shutdownType",
     "statements": From(
         ("modelMetrics", "providerModelMetrics", "accountingSnapshot.aiCreditsStatus"),
@@ -197,7 +204,7 @@ _TOTAL: Final = {
     "lines_added": "codeChanges.linesAdded", "lines_removed": "codeChanges.linesRemoved",
     "files_modified": From(("codeChanges.filesModified",), (list[Any],), _length),
 }  # fmt: skip
-_USAGE: Final = {
+_USAGE: Final[_Columns] = {
     "model": "model", "api_call_id": "apiCallId", "input_tokens": "inputTokens",
     "output_tokens": "outputTokens", "cache_read_tokens": "cacheReadTokens",
     "cache_write_tokens": "cacheWriteTokens", "reasoning_tokens": "reasoningTokens",
@@ -210,17 +217,17 @@ _USAGE: Final = {
                     lambda new, old: _round(_first(new, old))),
     "initiator": "initiator", "finish_reason": "finishReason",
 }  # fmt: skip
-_SUBAGENT: Final = {
+_SUBAGENT: Final[_Columns] = {
     "tool_call_id": "toolCallId", "agent_name": "agentName", "model": "model",
     "execution_mode": "executionMode", "cancelled": "cancelled",
 }  # fmt: skip
-_HOOK: Final = {
+_HOOK: Final[_Columns] = {
     "request_id": "hookInvocationId", "kind": "hookType", "success": "success",
     "parent_tool_call_id": "parentToolCallId",
 }  # fmt: skip
 _USED: Final = "compactionTokensUsed"
 
-FIELDS: Final[dict[str, dict[str, str | From]]] = {
+FIELDS: Final[dict[str, _Columns]] = {
     "session.start": _CONTEXT,
     "session.resume": _CONTEXT,
     "session.context_changed": {
@@ -328,12 +335,15 @@ one call; a type that stands nowhere here only makes its file slower to read."""
 
 
 class Event(Struct, gc=False, rename="camel"):
-    """The envelope. `timestamp` is ISO 8601 UTC with milliseconds; agent_id: see MAIN."""
+    """The envelope. `timestamp` is ISO 8601 UTC with milliseconds; agent_id: see MAIN.
+    Ephemeral events are never stored; a stream has them.
+    """
 
     id: str | None = None
     timestamp: str | None = None
     parent_id: str | None = None
     agent_id: str | None = None
+    ephemeral: bool | None = None
 
 
 class Other(Event, gc=False, rename="camel"):
@@ -350,7 +360,8 @@ class StreamUsage(Struct, frozen=True, gc=False, rename="camel"):
 
 class StreamResult(Event, gc=False, rename="camel", tag="result", tag_field="type"):
     """The last line of `copilot -p … --output-format json`; no event of the session, and
-    its payload stands where other events have their envelope."""
+    its payload stands where other events have their envelope.
+    """
 
     session_id: str | None = None
     data: StreamUsage = msgspec.field(default=StreamUsage(), name="usage")
@@ -365,7 +376,7 @@ def _part(name: str, fields: dict[str, Any]) -> type[Struct]:
             heads.setdefault(head, {})[rest] = kind
         else:
             heads[head] = kind
-    members = []
+    members: list[tuple[str, Any, Any]] = []
     for head, kind in heads.items():
         if isinstance(kind, dict):
             inner = _part(f"{name}_{head}", kind)
@@ -385,10 +396,10 @@ def _event(tag: str, columns: dict[str, str | From], extra: dict[str, Any]) -> t
     name = tag.replace(".", "_")
     data = _part(f"{name}_data", paths)
     members = [("data", data, data())] if paths else []
-    struct: type[Event] = msgspec.defstruct(
+    struct = msgspec.defstruct(
         name, members, bases=(Event,), tag=tag, tag_field="type", gc=False, rename="camel"
-    )  # type: ignore[assignment]
-    return struct
+    )
+    return cast("type[Event]", struct)
 
 
 _STATED: Final = {"sessionId": str, "startTime": str}
@@ -402,7 +413,7 @@ EVENTS: Final[dict[str, type[Event]]] = {
 }  # fmt: skip
 """Event type → the struct that its line is decoded to."""
 
-ANY_EVENT: Final = reduce(or_, EVENTS.values())  # type: ignore[arg-type]
+ANY_EVENT: Final = reduce(or_, EVENTS.values())
 
 # --- tools ---------------------------------------------------------------------------------
 

@@ -5,14 +5,14 @@ Every table of a session depends on that session's log alone, and the store besi
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
-from copilot_insights import accounting, spans
+from copilot_insights import accounting, interactions, model_calls, spans, tool_calls
 from copilot_insights.reader import Events, Read
 from copilot_insights.schema import EVENTS, MAIN, PARTS, RENAMED, TABLES, conform
-from copilot_insights.spans import elapsed, total
+from copilot_insights.spans import elapsed
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Tables:
         frame: pl.DataFrame = getattr(self, name)
         return frame
 
-
     def without(self, sessions: Collection[str]) -> "Tables":
         """All but these sessions."""
         rest = ~pl.col("session_id").is_in(list(sessions))
-        return replace(self, **{name: self.table(name).filter(rest) for name in TABLES})
+        frames: dict[str, Any] = {name: self.table(name).filter(rest) for name in TABLES}
+        return replace(self, **frames)
 
 
 def join(parts: Sequence[Tables]) -> Tables:
@@ -62,26 +62,32 @@ def build(read: Read, store: pl.DataFrame, *, with_events: bool = True) -> Table
     `accounting.store_beside`. Without events that table is empty.
     """
     events = spans.number(read.events)
-    calls = spans.llm_calls(events, store.lazy()).collect().lazy()
-    permissions = spans.permissions(events).collect().lazy()
-    hooks = spans.hooks(events).collect().lazy()
-    tools = spans.tool_calls(events, permissions, hooks).collect().lazy()
-    subagents = spans.subagents(events, calls, tools).collect().lazy()
-    loops = spans.interactions(events, calls, tools, hooks).collect().lazy()
+    calls = model_calls.llm_calls(events, store.lazy()).collect().lazy()
+    permissions = tool_calls.permissions(events).collect().lazy()
+    hooks = tool_calls.hooks(events).collect().lazy()
+    tools = tool_calls.tool_calls(events, permissions, hooks).collect().lazy()
+    subagents = interactions.subagents(events, calls, tools).collect().lazy()
+    loops = interactions.interactions(events, calls, tools, hooks).collect().lazy()
     split = accounting.time_split(loops, calls, tools, permissions, hooks)
     loops = loops.join(split, on=["session", "interaction"], how="left", maintain_order="left")
     loops = loops.collect().lazy()
-    usage = accounting.usage(events, calls, store.lazy())
+    usage = accounting.usage(events, store.lazy())
     amounts = accounting.session_usage(events, calls)
     sessions = _sessions(read, events, calls, tools, loops, subagents, amounts).collect()
     troubles = _incidents(read, events, calls, tools, sessions.lazy())
     frames = {
-        "sessions": sessions.lazy(), "interactions": loops, "llm_calls": calls,
-        "tool_calls": tools, "usage": usage, "bookings": accounting.bookings(events, calls),
-        "subagents": subagents, "permissions": permissions,
-        "hooks": hooks, "incidents": troubles,
+        "sessions": sessions.lazy(),
+        "interactions": loops,
+        "llm_calls": calls,
+        "tool_calls": tools,
+        "usage": usage,
+        "bookings": accounting.bookings(events, calls),
+        "subagents": subagents,
+        "permissions": permissions,
+        "hooks": hooks,
+        "incidents": troubles,
         "events": events.table() if with_events else pl.LazyFrame(schema=TABLES["events"]),
-    }  # fmt: skip
+    }
     done = pl.collect_all([conform(name, frame) for name, frame in frames.items()])
     return Tables(**dict(zip(frames, done, strict=True)), problems=read.problems)
 
@@ -91,28 +97,47 @@ def _count(condition: pl.Expr) -> pl.Expr:
 
 
 def _sessions(
-    read: Read, events: Events, calls: pl.LazyFrame, tools: pl.LazyFrame, loops: pl.LazyFrame,
-    subagents: pl.LazyFrame, amounts: pl.LazyFrame,
-) -> pl.LazyFrame:  # fmt: skip
+    read: Read,
+    events: Events,
+    calls: pl.LazyFrame,
+    tools: pl.LazyFrame,
+    loops: pl.LazyFrame,
+    subagents: pl.LazyFrame,
+    amounts: pl.LazyFrame,
+) -> pl.LazyFrame:
     """A row per session. Logs without a line of their own (all seen before) are in the row
-    of the session that they repeat."""
+    of the session that they repeat.
+    """
     kind = pl.col("type")
-    base = events.base.lazy().group_by("session", maintain_order=True).agg(
-        pl.col("session_id").first(),
-        started_at=pl.col("at").min(), ended_at=pl.col("at").max(),
-        processes=pl.col("process").max() + 1, events=pl.len().cast(pl.Int64),
-        turns_started=_count(kind == spans.TURN_START),
-        errors=_count(kind == "session.error"), aborts=_count(kind == "abort"),
-        closed=kind.last().is_in(["session.shutdown", "result"]),
-    )  # fmt: skip
-    context = events.of("session.start", "session.resume", "session.context_changed").group_by("session").agg(
-        pl.col("producer", "cli_version", "cwd", "repository", "branch").drop_nulls().last()
+    base = (
+        events.base.lazy()
+        .group_by("session", maintain_order=True)
+        .agg(
+            pl.col("session_id").first(),
+            started_at=pl.col("at").min(),
+            ended_at=pl.col("at").max(),
+            processes=pl.col("process").max() + 1,
+            events=pl.len().cast(pl.Int64),
+            turns_started=_count(kind == spans.TURN_START),
+            errors=_count(kind == "session.error"),
+            aborts=_count(kind == "abort"),
+            closed=kind.last().is_in(["session.shutdown", "result"]),
+        )
     )
-    ended = events.of("session.shutdown").group_by("session").agg(
-        pl.col("outcome", "lines_added", "lines_removed", "files_modified").last()
+    context = (
+        events.of("session.start", "session.resume", "session.context_changed")
+        .group_by("session")
+        .agg(pl.col("producer", "cli_version", "cwd", "repository", "branch").drop_nulls().last())
     )
-    done = events.of("session.task_complete").group_by("session").agg(
-        task_complete=(pl.col("success").fill_null(value=True)).any()
+    ended = (
+        events.of("session.shutdown")
+        .group_by("session")
+        .agg(pl.col("outcome", "lines_added", "lines_removed", "files_modified").last())
+    )
+    done = (
+        events.of("session.task_complete")
+        .group_by("session")
+        .agg(task_complete=(pl.col("success").fill_null(value=True)).any())
     )
     call = pl.col("evidence") != "compaction"
     main = call & (pl.col("agent_id") == MAIN)
@@ -125,44 +150,74 @@ def _sessions(
             pl.col("model").filter(main).drop_nulls().mode().sort().first(),
             pl.col("model").drop_nulls().mode().sort().first(),
         ),
-    )  # fmt: skip
-    used = tools.group_by("session").agg(
-        tool_calls=pl.len().cast(pl.Int64), failed_tool_calls=_count(pl.col("status").is_in(["failed", "denied"]))
     )
-    root = loops.filter(pl.col("agent_id") == MAIN).group_by("session").agg(
-        interactions=pl.len().cast(pl.Int64), nudges=_count(pl.col("kind") == "autopilot"),
-        **{part: pl.col(part).sum() for part in PARTS},
-    )  # fmt: skip
+    used = tools.group_by("session").agg(
+        tool_calls=pl.len().cast(pl.Int64),
+        failed_tool_calls=_count(pl.col("status").is_in(["failed", "denied"])),
+    )
+    root = (
+        loops.filter(pl.col("agent_id") == MAIN)
+        .group_by("session")
+        .agg(
+            interactions=pl.len().cast(pl.Int64),
+            nudges=_count(pl.col("kind") == "autopilot"),
+            **{part: pl.col(part).sum() for part in PARTS},
+        )
+    )
     agents = subagents.group_by("session_id").agg(subagents=pl.len().cast(pl.Int64))
     table = base
     for more in (context, ended, done, counted, used, root, amounts):
         table = table.join(more, on="session", how="left", maintain_order="left")
     table = table.join(agents, on="session_id", how="left", maintain_order="left")
     own = ["producer", "cli_version", "cwd", "repository", "branch"]
-    files = read.files.lazy().group_by("session_id", maintain_order=True).agg(
-        pl.col("path", "layout").first(), pl.col("bytes").sum(),
-        pl.col(own).drop_nulls().first().name.suffix("_stated"),
-        lines=pl.col("non_empty").sum(), rejected_lines=pl.col("rejected").sum(),
-        duplicate_events=pl.col("duplicates").sum(),
-    )  # fmt: skip
+    files = (
+        read.files.lazy()
+        .group_by("session_id", maintain_order=True)
+        .agg(
+            pl.col("path", "layout").first(),
+            pl.col("bytes").sum(),
+            pl.col(own).drop_nulls().first().name.suffix("_stated"),
+            lines=pl.col("non_empty").sum(),
+            rejected_lines=pl.col("rejected").sum(),
+            duplicate_events=pl.col("duplicates").sum(),
+        )
+    )
     # a log of damaged lines only is a session too: nothing is dropped silently
-    table = files.filter(pl.col("lines") > 0).join(table, on="session_id", how="left", maintain_order="left")
+    table = files.filter(pl.col("lines") > 0).join(
+        table, on="session_id", how="left", maintain_order="left"
+    )
     zero = [
-        "processes", "events", "turns_started", "turns_completed", "errors", "aborts", "llm_calls",
-        "failed_llm_calls", "compactions", "tool_calls", "failed_tool_calls", "interactions",
-        "nudges", "subagents",
-    ]  # fmt: skip
+        "processes",
+        "events",
+        "turns_started",
+        "turns_completed",
+        "errors",
+        "aborts",
+        "llm_calls",
+        "failed_llm_calls",
+        "compactions",
+        "tool_calls",
+        "failed_tool_calls",
+        "interactions",
+        "nudges",
+        "subagents",
+    ]
     busy = pl.sum_horizontal(PARTS)
     wall = elapsed("started_at", "ended_at")
     return table.with_columns(
-        pl.col(zero).fill_null(0), *(pl.coalesce(name, f"{name}_stated") for name in own),
+        pl.col(zero).fill_null(0),
+        *(pl.coalesce(name, f"{name}_stated") for name in own),
         task_complete=pl.col("task_complete").fill_null(value=False),
-        ending=pl.when(~pl.col("closed").fill_null(value=False)).then(pl.lit("none"))
-        .when(pl.col("outcome") == "error").then(pl.lit("error")).otherwise(pl.lit("routine")),
+        ending=pl.when(~pl.col("closed").fill_null(value=False))
+        .then(pl.lit("none"))
+        .when(pl.col("outcome") == "error")
+        .then(pl.lit("error"))
+        .otherwise(pl.lit("routine")),
         **{part: pl.when(wall.is_not_null()).then(pl.col(part).fill_null(0)) for part in PARTS},
     ).with_columns(
-        wall_ms=pl.when(wall.is_not_null()).then(pl.max_horizontal(wall, busy)), user_ms=(wall - busy).clip(lower_bound=0)
-    )  # fmt: skip
+        wall_ms=pl.when(wall.is_not_null()).then(pl.max_horizontal(wall, busy)),
+        user_ms=(wall - busy).clip(lower_bound=0),
+    )
 
 
 _REPEATS: Final = 3
@@ -175,7 +230,9 @@ def _incidents(
 
     def rows(kind: str, frame: pl.LazyFrame, detail: pl.Expr) -> pl.LazyFrame:
         have = frame.collect_schema()
-        place = [pl.col(c) if c in have else pl.lit(None).alias(c) for c in ("session_id", "seq", "at")]
+        place = [
+            pl.col(c) if c in have else pl.lit(None).alias(c) for c in ("session_id", "seq", "at")
+        ]
         return frame.select(*place, kind=pl.lit(kind), detail=detail.cast(pl.String))
 
     def words(*parts: str | pl.Expr) -> pl.Expr:
@@ -196,48 +253,98 @@ def _incidents(
     in_total = accounting.without_total(answered, stated)
     names = events.base.lazy().group_by("session").agg(col("session_id").first())
     mismatch = (
-        stated.group_by("session").agg(col("requests").sum())
-        .join(in_total.filter("covered").group_by("session").agg(found=pl.len()), on="session", how="left")
-        .with_columns(col("found").fill_null(0)).filter(col("requests") != col("found"))
+        stated.group_by("session")
+        .agg(col("requests").sum())
+        .join(
+            in_total.filter("covered").group_by("session").agg(found=pl.len()),
+            on="session",
+            how="left",
+        )
+        .with_columns(col("found").fill_null(0))
+        .filter(col("requests") != col("found"))
         .join(names, on="session")
         # a fork's totals are also those of the calls that it shares with its original
-        .join(sessions.filter(col("duplicate_events") > 0).select("session_id"), on="session_id", how="anti")
-    )  # fmt: skip
+        .join(
+            sessions.filter(col("duplicate_events") > 0).select("session_id"),
+            on="session_id",
+            how="anti",
+        )
+    )
     partly = (
         in_total.filter(col("input_tokens").is_null() & ~col("covered"))
-        .group_by("session_id", maintain_order=True).agg(n=pl.len())
-    )  # fmt: skip
-    orphans = pl.concat([
-        spans.turn_spans(events)
-        .filter(col("row").is_null()).select("session_id", seq="seq_end", at="at_end", what=pl.lit("turn end")),
-        tools.filter(col("at_end").is_not_null() & col("tool").is_null() & col("started_at").is_null())
-        .select("session_id", "seq", "at", what=pl.lit("tool completion")),
-    ])  # fmt: skip
+        .group_by("session_id", maintain_order=True)
+        .agg(n=pl.len())
+    )
+    orphans = pl.concat(
+        [
+            spans.turn_spans(events)
+            .filter(col("row").is_null())
+            .select("session_id", seq="seq_end", at="at_end", what=pl.lit("turn end")),
+            tools.filter(
+                col("at_end").is_not_null() & col("tool").is_null() & col("started_at").is_null()
+            ).select("session_id", "seq", "at", what=pl.lit("tool completion")),
+        ]
+    )
     known = [*EVENTS, *RENAMED.values()]
     unknown = (
-        events.base.lazy().filter(~col("type").is_in(known))
+        events.base.lazy()
+        .filter(~col("type").is_in(known))
         .group_by("session_id", "type", maintain_order=True)
         .agg(col("seq", "at").first(), n=pl.len())
-    )  # fmt: skip
+    )
     at_line = pl.format("line {}, byte {}: {}", "line", "offset", "reason")
     found = [
         rows("error", events.of("session.error"), words(col("error_code"), col("status_code"))),
         rows("abort", events.of("abort"), col("outcome")),
-        rows("compaction", calls.filter(col("evidence") == "compaction"),
-             words(col("status"), col("input_tokens"), "input tokens", col("output_tokens"), "output tokens")),
-        rows("truncation", events.of("session.truncation"), words(col("input_tokens"), "tokens removed")),
+        rows(
+            "compaction",
+            calls.filter(col("evidence") == "compaction"),
+            words(
+                col("status"),
+                col("input_tokens"),
+                "input tokens",
+                col("output_tokens"),
+                "output tokens",
+            ),
+        ),
+        rows(
+            "truncation",
+            events.of("session.truncation"),
+            words(col("input_tokens"), "tokens removed"),
+        ),
         rows("retry", events.of("assistant.turn_retry"), words("turn", col("turn_id"))),
-        rows("open_turn", calls.filter((col("evidence") == "turn") & col("row_end").is_null()),
-             words("turn", col("turn"), "of", col("agent_id"))),
-        rows("open_tool", tools.filter(col("status").is_in(["open", "interrupted"])),
-             words(col("tool"), col("status"))),
-        rows("repeated_call", repeated, pl.format("{} {} times with the same arguments", "tool", "times")),
+        rows(
+            "open_turn",
+            calls.filter((col("evidence") == "turn") & col("row_end").is_null()),
+            words("turn", col("turn"), "of", col("agent_id")),
+        ),
+        rows(
+            "open_tool",
+            tools.filter(col("status").is_in(["open", "interrupted"])),
+            words(col("tool"), col("status")),
+        ),
+        rows(
+            "repeated_call",
+            repeated,
+            pl.format("{} {} times with the same arguments", "tool", "times"),
+        ),
         rows("unpaired_end", orphans, pl.format("{} without a start", "what")),
         rows("rejected_line", read.rejected.lazy(), at_line),
-        rows("bad_field", events.base.lazy().filter(col("bad_fields").is_not_null()), col("bad_fields")),
-        rows("count_mismatch", mismatch,
-             pl.format("the totals state {} requests, the log has {} answered calls", "requests", "found")),
+        rows(
+            "bad_field",
+            events.base.lazy().filter(col("bad_fields").is_not_null()),
+            col("bad_fields"),
+        ),
+        rows(
+            "count_mismatch",
+            mismatch,
+            pl.format(
+                "the totals state {} requests, the log has {} answered calls", "requests", "found"
+            ),
+        ),
         rows("unknown_type", unknown, pl.format("{} of unknown type {}", "n", "type")),
         rows("tokens_unknown", partly, pl.format("no input tokens are known of {} calls", "n")),
-    ]  # fmt: skip
-    return pl.concat(found, how="vertical_relaxed").sort("session_id", "seq", nulls_last=True, maintain_order=True)
+    ]
+    return pl.concat(found, how="vertical_relaxed").sort(
+        "session_id", "seq", nulls_last=True, maintain_order=True
+    )

@@ -4,7 +4,7 @@ from datetime import date, datetime
 from typing import Final
 from zoneinfo import ZoneInfo
 
-NOTHING: Final = "–"
+NOTHING: Final = "\N{EN DASH}"
 
 
 def count(value: float | None) -> str:
@@ -76,4 +76,6 @@ def bar(share: float | None, width: int) -> str:
 def sparkline(values: list[float | None]) -> str:
     """A character per value; a space where there is none."""
     top = max((value for value in values if value), default=0)
-    return "".join("▁▂▃▄▅▆▇█"[min(7, int(value / top * 8))] if value and top else " " for value in values)
+    return "".join(
+        "▁▂▃▄▅▆▇█"[min(7, int(value / top * 8))] if value and top else " " for value in values
+    )

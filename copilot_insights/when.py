@@ -47,6 +47,7 @@ def parse(text: str | None, tz: str, *, end: bool = False) -> datetime | None:
         return (time if time.tzinfo else time.replace(tzinfo=ZoneInfo(tz))).astimezone(UTC)
     except (ValueError, OverflowError):
         raise InsightsError(
-            f"no time: {text}", "Use 2026-11-30, 2026-11-30T12:00, today, yesterday or 7d.",
+            f"no time: {text}",
+            "Use 2026-11-30, 2026-11-30T12:00, today, yesterday or 7d.",
             exit_code=2,
-        ) from None  # fmt: skip
+        ) from None

@@ -38,7 +38,9 @@ def lines(run, kind):
 
 def telemetry(run, operation):
     path = run / "otel.jsonl"
-    spans = map(json.loads, path.read_text(encoding="utf-8").split("\n")[:-1]) if path.exists() else ()
+    spans = (
+        map(json.loads, path.read_text(encoding="utf-8").split("\n")[:-1]) if path.exists() else ()
+    )
     return [
         s for s in spans
         if s["type"] == "span" and s["attributes"].get("gen_ai.operation.name") == operation
@@ -98,7 +100,11 @@ def test_model_latency(run):
 def test_tokens_are_those_of_the_cli(run):
     session = tables(run).sessions.row(0, named=True)
     spans = [s["attributes"] for s in telemetry(run, "chat")]
-    spans = [a for a in spans if "gen_ai.usage.input_tokens" in a and not a.get("gen_ai.conversation.compacted")]
+    spans = [
+        a
+        for a in spans
+        if "gen_ai.usage.input_tokens" in a and not a.get("gen_ai.conversation.compacted")
+    ]
     answered = session["llm_calls"] - session["failed_llm_calls"] - session["compactions"]
     if spans and len(spans) == answered:
         for column, attribute in (

@@ -1,0 +1,274 @@
+"""Model calls: every one that the log gives evidence of, and what it took."""
+
+from typing import Final
+
+import polars as pl
+
+from copilot_insights.reader import Events
+from copilot_insights.schema import AMOUNTS, TOKENS
+from copilot_insights.spans import MESSAGE, STARTED, elapsed, spans, total, turn_spans
+
+_CALL: Final = ["session", "turn"]
+
+
+def llm_calls(events: Events, store: pl.LazyFrame) -> pl.LazyFrame:
+    """A row per model call that the log gives evidence of.
+
+    Evidence is a `turn_start`, else a message of an agent that never wrote one, and each
+    compaction. Latency is start → reply, never start → `turn_end`: tools run within a turn.
+    Extra columns: row, row_end (of the turn), seq, session, agent, process.
+    """
+    turns = turn_spans(events)
+    turns = turns.filter(pl.col("row").is_not_null()).select(
+        "row",
+        "row_end",
+        "seq",
+        *_CALL,
+        "session_id",
+        "agent",
+        "agent_id",
+        "interaction",
+        "process",
+        "turn_id",
+        "interaction_id",
+        "model",
+        evidence=pl.lit("turn"),
+        started_at="at",
+        ended_at="at_end",
+    )
+    messages = events.of(MESSAGE)
+    alone = (
+        events.of(MESSAGE, "session.error")
+        .filter("is_turn")
+        .select(
+            "row",
+            "seq",
+            *_CALL,
+            "session_id",
+            "agent",
+            "agent_id",
+            "interaction",
+            "process",
+            "turn_id",
+            "interaction_id",
+            "model",
+            started_at="previous_at",
+            ended_at="at",
+            evidence=pl.when(pl.col("type") == MESSAGE)
+            .then(pl.lit("message"))
+            .otherwise(pl.lit("error")),
+        )
+    )
+    # what is written behind a turn's end is no reply: 1.0.102 opens a woken run like this
+    ends = turns.select(*_CALL, "row_end").filter(pl.col("row_end").is_not_null())
+    replies = messages.join(ends, on=_CALL, how="left", maintain_order="left").filter(
+        pl.col("row_end").is_null() | (pl.col("row") < pl.col("row_end"))
+    )
+    replies = replies.group_by(_CALL).agg(
+        pl.col("at", "row").first().name.prefix("reply_"),
+        pl.col("api_call_id", "model").drop_nulls().first().name.prefix("reply_"),
+        total("tool_requests").alias("tool_requests"),
+        total("output_tokens").alias("message_tokens"),
+    )
+    records = (
+        _records(events)
+        .group_by(_CALL)
+        .agg(
+            *(total(name).alias(name) for name in AMOUNTS),
+            total("duration_ms").alias("duration_ms"),
+            pl.col("ttft_ms", "initiator", "model", "api_call_id").first().name.prefix("record_"),
+            pl.col("finish_reason").last(),
+            recorded=pl.lit(value=True),
+        )
+    )
+    # a tool that starts shows that there was a reply, should its line be damaged
+    acted = events.of("tool.execution_start").group_by(_CALL).agg(acted_at=pl.col("at").first())
+    aborts = events.of("abort").select(*_CALL, aborted=pl.lit(value=True)).unique()
+    errors = events.of("session.error").select(*_CALL, failed=pl.lit(value=True)).unique()
+    calls = pl.concat([turns, alone], how="diagonal_relaxed").sort("row")
+    for more in (replies, records, acted, aborts, errors):
+        calls = calls.join(more, on=_CALL, how="left", maintain_order="left")
+    answered = pl.any_horizontal(
+        pl.col(name).is_not_null() for name in ("reply_row", "recorded", "acted_at")
+    )
+    ended = pl.col("row_end").is_not_null()
+    calls = calls.with_columns(
+        replied_at="reply_at",
+        status=pl.when(answered)
+        .then(pl.lit("ok"))
+        .when(pl.col("aborted"))
+        .then(pl.lit("aborted"))
+        .when(ended | pl.col("failed") | (pl.col("evidence") == "error"))
+        .then(pl.lit("error"))
+        .otherwise(pl.lit("open")),
+        model=pl.coalesce("reply_model", "record_model", "model"),
+        api_call_id=pl.coalesce("reply_api_call_id", "record_api_call_id"),
+    )
+    calls = _with_store(calls, store)
+    cut = pl.col("status").is_in(["error", "aborted"])
+    calls = calls.with_columns(
+        usage_source=pl.when(pl.col("recorded"))
+        .then(pl.lit("usage_record"))
+        .when(pl.col("stored"))
+        .then(pl.lit("store"))
+        .when(pl.col("message_tokens").is_not_null())
+        .then(pl.lit("message")),
+        output_tokens=pl.coalesce("output_tokens", "message_tokens"),
+        ttft_ms="record_ttft_ms",
+        initiator="record_initiator",
+        llm_ms=pl.coalesce(
+            "duration_ms",
+            elapsed("started_at", "replied_at"),
+            pl.when(cut).then(elapsed("started_at", "ended_at")),
+            elapsed("started_at", "acted_at"),
+        ),
+        llm_ms_source=pl.when(pl.col("duration_ms").is_not_null() & pl.col("recorded"))
+        .then(pl.lit("usage_record"))
+        .when(pl.col("duration_ms").is_not_null())
+        .then(pl.lit("store"))
+        .when(elapsed("started_at", "replied_at").is_not_null())
+        .then(pl.lit("message"))
+        .when(
+            (cut & elapsed("started_at", "ended_at").is_not_null())
+            | elapsed("started_at", "acted_at").is_not_null()
+        )
+        .then(pl.lit("turn")),
+    )
+    compactions = _compactions(events)
+    calls = pl.concat([_sent(calls, compactions), compactions], how="diagonal_relaxed")
+    return _with_model(calls, events).sort("row")
+
+
+def _sent(calls: pl.LazyFrame, compactions: pl.LazyFrame) -> pl.LazyFrame:
+    """All but the turn that waited for an unfinished compaction: it never got to its call.
+
+    The CLI compacts beside a call and waits for it before the next one, so a turn that is
+    open behind an open compaction was killed before anything was sent.
+    """
+    stuck = (
+        compactions.filter(pl.col("status") == "open")
+        .group_by("agent", "process")
+        .agg(stuck=pl.col("row").min())
+    )
+    waiting = (pl.col("status") == "open") & (pl.col("row") > pl.col("stuck"))
+    return calls.join(stuck, on=["agent", "process"], how="left", maintain_order="left").filter(
+        ~waiting.fill_null(value=False)
+    )
+
+
+def _records(events: Events) -> pl.LazyFrame:
+    """Usage of single calls; a stream repeats a stored record as `assistant.usage`."""
+    records = events.of("session.usage_record", "assistant.usage")
+    again = (
+        pl.col("api_call_id").is_not_null()
+        & ~pl.struct("session", "api_call_id").is_first_distinct()
+    )
+    return records.filter(~again)
+
+
+def _with_store(calls: pl.LazyFrame, store: pl.LazyFrame) -> pl.LazyFrame:
+    """Usage from the session store, for agents of whose calls the log records none.
+
+    The store has no call ids: its rows are an agent's answered calls in order, taken only
+    where their numbers agree.
+    """
+    key = ["session_id", "agent_id"]
+    place = pl.int_range(pl.len(), dtype=pl.Int64)
+    wanted = (
+        calls.filter(pl.col("status") == "ok")
+        .with_columns(
+            place=place.over(key),
+            size=pl.len().over(key).cast(pl.Int64),
+            known=pl.col("recorded").any().over(key),
+        )
+        .filter(~pl.col("known").fill_null(value=False))
+        .select("row", *key, "place", "size")
+    )
+    rows = store.with_columns(
+        place=place.over(key), size=pl.len().over(key).cast(pl.Int64), stored=pl.lit(value=True)
+    )
+    names = [
+        *AMOUNTS,
+        "duration_ms",
+        "record_ttft_ms",
+        "record_initiator",
+        "record_model",
+        "finish_reason",
+    ]
+    found = wanted.join(rows, on=[*key, "place", "size"]).select(
+        "row", "stored", pl.col(names).name.prefix("store_")
+    )
+    return (
+        calls.join(found, on="row", how="left", maintain_order="left")
+        .with_columns(pl.coalesce(name, f"store_{name}") for name in names)
+        .with_columns(model=pl.coalesce("model", "store_record_model"))
+    )
+
+
+def _compactions(events: Events) -> pl.LazyFrame:
+    run = ["agent", "process"]
+    pairs = spans(events, "session.compaction_start", "session.compaction_complete", run)
+    done = pl.col("row_end").is_not_null()
+    return pairs.select(
+        pl.coalesce("row", "row_end").alias("row"),
+        pl.coalesce("seq", "seq_end").alias("seq"),
+        "session",
+        "session_id",
+        "agent",
+        "agent_id",
+        pl.coalesce("interaction", "interaction_end").alias("interaction"),
+        pl.coalesce("process", "process_end").alias("process"),
+        pl.coalesce("model_end", "model").alias("model"),
+        *(pl.col(f"{name}_end").alias(name) for name in TOKENS if name != "reasoning_tokens"),
+        evidence=pl.lit("compaction"),
+        started_at="at",
+        replied_at="at_end",
+        ended_at="at_end",
+        status=pl.when(~done)
+        .then(pl.lit("open"))
+        .when(pl.col("success_end").not_().fill_null(value=False))
+        .then(pl.lit("error"))
+        .otherwise(pl.lit("ok")),
+        llm_ms=pl.coalesce("duration_ms_end", elapsed("at", "at_end")),
+        llm_ms_source=pl.when(pl.col("duration_ms_end").is_not_null())
+        .then(pl.lit("compaction"))
+        .when(elapsed("at", "at_end").is_not_null())
+        .then(pl.lit("message")),
+        usage_source=pl.when(pl.col("input_tokens_end").is_not_null()).then(pl.lit("compaction")),
+    )
+
+
+_MODEL_EVENTS: Final = (
+    "session.start",
+    "session.resume",
+    "session.model_change",
+    "tool.execution_complete",
+    MESSAGE,
+    "session.usage_record",
+    "assistant.usage",
+    STARTED,
+)
+
+
+def _with_model(calls: pl.LazyFrame, events: Events) -> pl.LazyFrame:
+    """The model of calls that do not name it: what the log last said of the agent, else the
+    only model that the session's totals know.
+    """
+    said = events.of(*_MODEL_EVENTS).filter(pl.col("model").is_not_null())
+    said = said.select("agent", "row", said="model").sort("row")
+    only = (
+        events.of("session.shutdown")
+        .select("session", "statements")
+        .explode("statements", empty_as_null=False)
+        .select("session", only=pl.col("statements").struct.field("model"))
+        .unique()
+        .group_by("session")
+        .agg(pl.col("only").first(), pl.len())
+        .filter(pl.col("len") == 1)
+        .select("session", "only")
+    )
+    calls = calls.sort("row")
+    last = calls.join_asof(said, on="row", by="agent", check_sortedness=False)
+    return last.join(only, on="session", how="left", maintain_order="left").with_columns(
+        model=pl.coalesce("model", "said", "only")
+    )

@@ -1,0 +1,693 @@
+"""Damaged logs, one test for each kind of damage, and the right numbers in spite of it."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from itertools import count
+
+import pytest
+
+from copilot_insights import InsightsError, load
+
+_ids = count()
+_BEGIN = datetime(2026, 3, 1, 10, tzinfo=UTC)
+EMPTY = ()
+
+
+def clock(seconds):
+    return _BEGIN + timedelta(seconds=seconds)
+
+
+def line(fields):
+    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+
+
+def event(kind, at=0, agent=None, **data):
+    """A line as the CLI writes it, `at` seconds after ten o'clock, with an id of its own."""
+    time = clock(at).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    of = {"agentId": agent} if agent else {}
+    return line({"type": kind, "data": data, **of, "id": f"id-{next(_ids)}", "timestamp": time, "parentId": None})
+
+
+def changed(raw, **fields):
+    """The line with other fields in its envelope; `...` leaves a field out."""
+    old = json.loads(raw) | fields
+    return line({name: value for name, value in old.items() if value is not ...})
+
+
+def started(at=0, session="s1"):
+    return event("session.start", at, sessionId=session, copilotVersion="1.0.102")
+
+
+def resumed(at):
+    return event("session.resume", at, eventCount=5)
+
+
+def user(at, agent=None):
+    return event("user.message", at, agent, content="do it")
+
+
+def turn_start(at, turn="0", agent=None):
+    return event("assistant.turn_start", at, agent, turnId=turn)
+
+
+def turn_end(at, turn="0", agent=None):
+    return event("assistant.turn_end", at, agent, turnId=turn)
+
+
+def message(at, agent=None, **data):
+    return event("assistant.message", at, agent, **{"content": "ok", "toolRequests": [], **data})
+
+
+def tool_start(at, call="c1", agent=None, **data):
+    return event("tool.execution_start", at, agent, toolCallId=call, **{"toolName": "bash", **data})
+
+
+def tool_end(at, call="c1", agent=None, **data):
+    return event("tool.execution_complete", at, agent, toolCallId=call, **{"success": True, **data})
+
+
+def record(at, **usage):
+    return event("session.usage_record", at, usage={"model": "m", **usage})
+
+
+def shutdown(at, requests=None, tokens=0, premium=0.0):
+    used = {"requests": {"count": requests, "cost": premium}, "usage": {"inputTokens": tokens, "outputTokens": 1}}
+    metrics = {} if requests is None else {"m": used}
+    return event("session.shutdown", at, shutdownType="routine", totalPremiumRequests=premium, modelMetrics=metrics)
+
+
+def a_turn(at, turn="0", agent=None, **said):
+    """A call that is answered after a second and done after two."""
+    return [turn_start(at, turn, agent), message(at + 1, agent, **said), turn_end(at + 2, turn, agent)]
+
+
+def store(place, *lines):
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(b"".join(lines))
+    return place
+
+
+def read(*places):
+    """Tables of these places, every line of which is accounted for."""
+    tables = load(places, events=True)
+    files = [f for place in places for f in ([place] if place.is_file() else place.rglob("*.jsonl"))]
+    texts = [f.read_bytes() for f in files if "rewind-snapshots" not in f.parts]
+    lines = [text for data in texts for text in data.split(b"\n") if text.strip()]
+    sums = tables.sessions.select("events", "rejected_lines", "duplicate_events").sum()
+    assert sum(sums.row(0)) == len(lines)
+    assert tables.events.height == sums["events"][0]
+    return tables
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Tables of a log with these lines."""
+    return lambda *lines: read(store(tmp_path / "s1" / "events.jsonl", *lines))
+
+
+def one(frame):
+    assert frame.height == 1
+    return frame.row(0, named=True)
+
+
+def rows(frame, *columns):
+    return frame.select(columns).rows()
+
+
+def kinds(tables):
+    return tables.incidents["kind"].to_list()
+
+
+def assert_one_good_call(tables, rejected=0):
+    call, session = one(tables.llm_calls), one(tables.sessions)
+    assert (call["status"], call["output_tokens"], call["llm_ms"]) == ("ok", 7, 1000)
+    assert (session["turns_started"], session["turns_completed"], session["interactions"]) == (1, 1, 1)
+    assert session["rejected_lines"] == rejected == kinds(tables).count("rejected_line")
+
+
+def good_lines():
+    return [started(), user(1), *a_turn(2, outputTokens=7)]
+
+
+# --- bytes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", [1, 20, -3, -2])
+def test_a_torn_last_line_is_rejected_and_the_rest_stands(log, left):
+    lines = good_lines()
+    tables = log(*lines[:-1], lines[-1][:left])
+    assert one(tables.sessions)["rejected_lines"] == 1
+    assert rows(tables.llm_calls, "status", "llm_ms", "ended_at") == [("ok", 1000, None)]
+    assert "open_turn" in kinds(tables)
+
+
+def test_a_last_line_without_its_newline_is_whole(log):
+    assert_one_good_call(log(b"".join(good_lines())[:-1]))
+
+
+def test_a_last_line_torn_within_a_character(log):
+    torn = event("user.message", 9, content="naïve 😀").split("😀".encode())[0] + "😀".encode()[:2]
+    assert_one_good_call(log(*good_lines(), torn), rejected=1)
+
+
+@pytest.mark.parametrize("run", [b"\0", b"\0" * 4096, b"\0" * 10 + b"\r", b" \0 \0"])
+def test_a_run_of_nul_bytes_is_one_rejected_line(log, run):
+    lines = good_lines()
+    assert_one_good_call(log(*lines[:3], run, b"\n", *lines[3:]), rejected=1)
+    assert_one_good_call(log(*lines, run), rejected=1)
+
+
+def test_nul_bytes_around_an_event_do_not_lose_it(log):
+    lines = good_lines()
+    assert_one_good_call(log(*lines[:3], b"\0" * 99, *lines[3:-1], lines[-1][:-1], b"\0" * 99))
+
+
+BROKEN = {
+    "line separator": "\u2028".encode(),
+    "paragraph separator": "\u2029".encode(),
+    "next line": "\x85".encode(),
+    "invalid utf-8": b"\xff\xfe\xc3(",
+    "utf-8 of a surrogate": b"\xed\xa0\x80",
+    "lone high surrogate": rb"\ud83d",
+    "lone low surrogate": rb"\ude00",
+    "pair the wrong way round": rb"\ude00\ud83d",
+    "nul": b"\0",
+    "escaped nul": rb"\u0000",
+    "raw tab and escape": b"\t\x1b[31m",
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize("field", [b'"ok"', b'"m"'])
+def test_odd_characters_in_a_string_do_not_lose_its_event(log, broken, field):
+    lines = [started(), user(1), *a_turn(2, outputTokens=7, model="m")]
+    tables = log(*(text.replace(field, field[:-1] + broken + b'"') for text in lines))
+    assert_one_good_call(tables)
+    assert one(tables.llm_calls)["model"].startswith("m")
+
+
+@pytest.mark.parametrize("end", [b"\r\n", b"\n\n", b"\n \t\r\n\r\n", b" \n"])
+def test_line_ends_and_blank_lines(log, end):
+    assert_one_good_call(log(*(text.replace(b"\n", end) for text in good_lines())))
+
+
+def test_a_byte_order_mark(log):
+    tables = log(b"\xef\xbb\xbf", *good_lines())
+    assert_one_good_call(tables)
+    assert one(tables.sessions)["cli_version"] == "1.0.102"
+
+
+def test_empty_files_and_directories_are_no_sessions(tmp_path):
+    store(tmp_path / "empty" / "events.jsonl")
+    store(tmp_path / "blank" / "events.jsonl", b"\n\r\n  \n")
+    (tmp_path / "nothing").mkdir()
+    store(tmp_path / "s1" / "events.jsonl", *good_lines())
+    assert_one_good_call(read(tmp_path))
+
+
+def test_an_empty_file_alone_gives_empty_tables(log):
+    assert log().sessions.height == 0
+
+
+def test_an_empty_session_directory_alone_is_said_to_have_no_logs(tmp_path):
+    with pytest.raises(InsightsError, match="no session logs"):
+        load(tmp_path)
+
+
+def test_a_log_of_nothing_but_damage_is_a_session_that_says_nothing(log):
+    session = one(log(b"\0\0\0\n{torn").sessions)
+    assert (session["session_id"], session["events"], session["rejected_lines"]) == ("s1", 0, 2)
+    assert (session["wall_ms"], session["input_tokens"]) == (None, None)
+
+
+@pytest.mark.parametrize("odd", [b"", b"\xff", rb"\ud83d"])
+def test_a_line_of_five_megabytes(log, odd):
+    big = b'"' + b"[x] " * 1_250_000 + odd + b'"'
+    lines = [text.replace(b'"ok"', big) for text in good_lines()]
+    tables = log(*lines)
+    assert_one_good_call(tables)
+    assert one(tables.sessions)["bytes"] == len(b"".join(lines))
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+DEEP_OBJECT = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+
+
+@pytest.mark.parametrize("deep", [DEEP, DEEP_OBJECT], ids=["array", "object"])
+def test_deeply_nested_arguments_do_not_lose_the_call(log, deep):
+    nested = tool_start(3.1, arguments="?").replace(b'"?"', deep)
+    tables = log(*good_lines(), nested, tool_end(3.3))
+    assert_one_good_call(tables)
+    assert rows(tables.tool_calls, "tool", "duration_ms", "status") == [("bash", 200, "ok")]
+
+
+@pytest.mark.parametrize("kind", ["some.new_event", "assistant.turn_end", "user.message"])
+@pytest.mark.parametrize("where", [b'{"a":7,"reason":7,"x":%s}', b"%s"], ids=["within", "data"])
+def test_deep_nesting_anywhere_keeps_the_event(log, kind, where):
+    deep = event(kind, 3, x=1).replace(b'{"x":1}', where % DEEP)
+    tables = log(started(), deep, event("abort", 4))
+    assert tables.events["type"].to_list() == ["session.start", kind, "abort"]
+    assert tables.events["at"].to_list()[1] == clock(3)
+
+
+def test_a_deep_line_that_is_torn_is_rejected(log):
+    torn = event("abort", 3, x=1).replace(b'{"x":1}', b"[" * 100_000)
+    assert_one_good_call(log(*good_lines(), torn[:50_000]), rejected=1)
+
+
+@pytest.mark.parametrize("text", [b"3", b'"x"', b"null", b"true", b"[]", b'[{"type":"abort"}]', b"{}", b'{"type":""}',
+                                  b'{"type":7}', b"NaN", b"hello", b"]]]", b'"' * 99, b"\xff\xfe", b"\\"])  # fmt: skip
+def test_a_line_that_is_no_event_is_rejected(log, text):
+    lines = good_lines()
+    assert_one_good_call(log(*lines[:3], text + b"\n", *lines[3:]), rejected=1)
+
+
+def test_a_rejected_line_says_where_it_is(log):
+    lines = good_lines()
+    (rejected,) = (
+        row["detail"] for row in log(*lines[:2], b"\n", b"{oops\n", *lines[2:]).incidents.iter_rows(named=True)
+        if row["kind"] == "rejected_line"
+    )  # fmt: skip
+    assert rejected.startswith(f"line 4, byte {len(b''.join(lines[:2])) + 1}: ")
+
+
+def test_the_first_of_two_events_on_a_line_stands(log):
+    lines = good_lines()
+    glued = lines[-1][:-1] + event("abort", 5)
+    assert_one_good_call(log(*lines[:-1], glued))
+    assert_one_good_call(log(*lines[:-1], lines[-1][:-1] + b"garbage\n"))
+
+
+@pytest.mark.parametrize("hole", [b"", b"\0" * 512])
+def test_a_resume_written_behind_a_torn_line_is_seen(log, hole):
+    torn = message(9, toolRequests=[{"type": "function", "name": "x"}])[:-60]
+    tables = log(*good_lines(), torn + hole + resumed(20), user(21))
+    assert_one_good_call_of(tables, "llm_calls", 1)
+    assert (one(tables.sessions)["processes"], tables.events["type"][5]) == (2, "session.resume")
+
+
+def assert_one_good_call_of(tables, table, number):
+    assert getattr(tables, table).height == number == one(tables.sessions)[table]
+
+
+# --- fields -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [..., None, [], "text", 5, {"turnId": None}, {"turnId": 0}])
+def test_a_turn_end_with_no_or_strange_data_still_ends_its_turn(log, data):
+    lines = good_lines()
+    assert_one_good_call(log(*lines[:-1], changed(lines[-1], data=data)))
+
+
+@pytest.mark.parametrize("time", [..., None, "", "yesterday", 1_767_225_600_000, "2026-13-45T00:00:00.000Z",
+                                  "0001-01-01T00:00:00.000Z", "2026-03-01T10:00:0Z.000Z!"])  # fmt: skip
+def test_a_reply_without_a_readable_time_is_a_reply(log, time):
+    lines = good_lines()
+    lines[3] = changed(lines[3], timestamp=time)
+    tables = log(*lines)
+    call, interaction = one(tables.llm_calls), one(tables.interactions)
+    assert (call["status"], call["output_tokens"], call["replied_at"], call["llm_ms"]) == ("ok", 7, None, None)
+    assert (interaction["outcome"], one(tables.sessions)["wall_ms"]) == ("answered", 4000)
+    assert kinds(tables).count("bad_field") == 1
+
+
+@pytest.mark.parametrize("time", ["2026-03-01T10:00:03Z", "2026-03-01T10:00:03.0Z", "2026-03-01T10:00:03.000999Z",
+                                  "2026-03-01T12:00:03.000+02:00", "2026-03-01T10:00:03.000"])  # fmt: skip
+def test_other_forms_of_the_same_time(log, time):
+    lines = good_lines()
+    lines[3] = changed(lines[3], timestamp=time)
+    assert_one_good_call(log(*lines))
+
+
+def test_no_times_at_all_are_counts_without_times(log):
+    tables = log(*(changed(text, timestamp=...) for text in [*good_lines(), tool_start(3), tool_end(3)]))
+    session = one(tables.sessions)
+    assert (session["llm_calls"], session["failed_llm_calls"], session["tool_calls"]) == (1, 0, 1)
+    assert [session[name] for name in ("started_at", "wall_ms", "llm_ms", "user_ms")] == [None] * 4
+    assert rows(tables.tool_calls, "status", "duration_ms") == [("ok", None)]
+
+
+@pytest.mark.parametrize(
+    ("written", "tokens"),
+    [("5", 5), ("5.0", 5), ("0", 0), ("null", None), ('"5"', None), ("-5", None), ("5.5", None),
+     ("true", None), ("[5]", None), ("{}", None), ("1e999", None), ("-1e999", None), ("NaN", None),
+     ("Infinity", None), ("-Infinity", None), ("1" * 30, None), ("9" * 5000, None)],
+)  # fmt: skip
+def test_a_number_that_is_none_is_missing_and_nothing_else_is(log, written, tokens):
+    used = record(2.5, inputTokens="?", outputTokens=7, duration=1000.4)
+    tables = log(*good_lines()[:3], used.replace(b'"?"', written.encode()), *good_lines()[3:])
+    assert_one_good_call(tables)
+    call = one(tables.llm_calls)
+    assert (call["input_tokens"], call["usage_source"]) == (tokens, "usage_record")
+    assert ("bad_field" in kinds(tables)) == (tokens is None and written != "null")
+
+
+@pytest.mark.parametrize("metrics", [None, "m", [], {"m": None}, {"m": "x"}, {"m": {"requests": 1, "usage": []}},
+                                     {"m": {"requests": {"count": "1"}, "usage": {"inputTokens": -9}}}])  # fmt: skip
+def test_totals_of_the_wrong_shape_are_no_totals(log, metrics):
+    tables = log(*good_lines(), event("session.shutdown", 9, shutdownType="routine", modelMetrics=metrics))
+    session = one(tables.sessions)
+    assert (session["ending"], session["input_tokens"], session["output_tokens"]) == ("routine", None, 7)
+
+
+@pytest.mark.parametrize("field", ["toolCallId", "toolName"])
+def test_a_number_for_a_name_is_a_missing_name(log, field):
+    tables = log(started(), tool_start(1, **{} if field == "toolCallId" else {field: 7}).replace(
+        *((b'"c1"', b"7") if field == "toolCallId" else (b"", b""))), tool_end(2))  # fmt: skip
+    by_status = dict(rows(tables.tool_calls, "status", "duration_ms"))
+    assert by_status == ({"open": None, "ok": None} if field == "toolCallId" else {"ok": 1000})
+    assert "bad_field" in kinds(tables)
+
+
+def test_float_premium_requests_add_up(log):
+    tables = log(started(), user(1), *a_turn(2), shutdown(9, 1, 50, 0.33),
+                 resumed(20), user(21), *a_turn(22), shutdown(29, 1, 60, 0.33))  # fmt: skip
+    session = one(tables.sessions)
+    assert (session["premium_requests"], session["input_tokens"]) == (pytest.approx(0.66), 110)
+    assert tables.bookings["premium_requests"].sum() == pytest.approx(0.66)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "size"),
+    [({"command": "ls"}, 16), ('{"command": "ls"}', 21), ("", 2), ([], 2), (None, 4), (..., None)],
+)  # fmt: skip
+def test_arguments_of_any_shape(log, arguments, size):
+    of = {} if arguments is ... else {"arguments": arguments}
+    call = one(log(started(), tool_start(1, **of), tool_end(2)).tool_calls)
+    assert (call["argument_bytes"], call["duration_ms"], call["status"]) == (size, 1000, "ok")
+
+
+def test_arguments_in_a_string_hash_like_the_same_arguments(log):
+    tables = log(tool_start(1, "a", arguments={"command": "ls"}), tool_start(2, "b", arguments='{"command": "ls"}'))
+    assert tables.tool_calls["arguments_hash"].n_unique() == 1
+
+
+@pytest.mark.parametrize(
+    ("result", "size", "code"),
+    [({"content": "<shellId: 0 completed with exit code 3>"}, 53, 3), ("<exited with exit code -1>", 28, -1),
+     ("fine", 6, None), (..., None, None), (None, 4, None), (7, 1, None)],
+)  # fmt: skip
+def test_a_result_of_any_shape(log, result, size, code):
+    of = {} if result is ... else {"result": result}
+    call = one(log(started(), tool_start(1), tool_end(2, **of)).tool_calls)
+    assert (call["result_bytes"], call["exit_code"], call["status"]) == (size, code, "ok")
+
+
+def test_unknown_types_and_fields_are_kept_and_counted(log):
+    lines = [json.loads(text) for text in good_lines()]
+    lines = [{**text, "data": {**text["data"], "newField": [1]}, "traceId": "t"} for text in lines]
+    tables = log(*map(line, lines), event("brand.new", 5, turnId="0"), event("brand.new", 6))
+    assert_one_good_call(tables)
+    unknown = tables.incidents.filter(tables.incidents["kind"] == "unknown_type")
+    assert one(unknown)["detail"] == "2 of unknown type brand.new"
+
+
+# --- ids --------------------------------------------------------------------------------------
+
+
+def test_an_event_written_twice_counts_once(log):
+    lines = good_lines()
+    tables = log(*(text for text in lines for _ in range(2)))
+    assert_one_good_call(tables)
+    assert one(tables.sessions)["duplicate_events"] == 5
+
+
+@pytest.mark.parametrize("missing", [..., None, "", 7])
+def test_events_without_an_id_are_events_of_their_own(log, missing):
+    tables = log(*(changed(text, id=missing) for text in good_lines()))
+    assert_one_good_call(tables)
+    assert one(tables.sessions)["duplicate_events"] == 0
+
+
+@pytest.mark.parametrize("agent", [None, "", "main"])
+def test_the_root_agent_by_any_name(log, agent):
+    lines = good_lines()
+    assert_one_good_call(log(*lines[:2], *(changed(text, agentId=agent) for text in lines[2:])))
+
+
+def test_a_log_without_session_start(log):
+    tables = log(*good_lines()[1:], tool_start(3), resumed(60), tool_end(61), user(62))
+    session = one(tables.sessions)
+    assert (session["session_id"], session["processes"], session["cli_version"]) == ("s1", 2, None)
+    assert rows(tables.tool_calls, "status", "duration_ms") == [("ok", None)]
+
+
+def test_agents_that_nothing_started(log):
+    tables = log(*good_lines(), message(5, "ghost"), tool_start(6, "k", "ghost"), tool_end(8, "k", "ghost"))
+    agent = one(tables.subagents)
+    assert (agent["agent_id"], agent["turns"], agent["tool_calls"], agent["status"]) == ("ghost", 1, 1, "open")
+    assert (agent["started_at"], agent["ended_at"], agent["agent_name"]) == (clock(5), None, None)
+    assert one(tables.sessions)["llm_calls"] == 2
+
+
+# --- spans ------------------------------------------------------------------------------------
+
+
+def test_a_turn_end_without_its_start_is_no_call(log):
+    tables = log(*good_lines(), turn_end(9, "1"))
+    assert_one_good_call(tables)
+    assert kinds(tables).count("unpaired_end") == 1
+
+
+def test_a_turn_end_closes_no_turn_of_an_earlier_process(log):
+    tables = log(started(), user(1), turn_start(2, "1"), resumed(100), user(101), turn_end(105, "1"))
+    assert rows(tables.llm_calls, "status", "ended_at", "llm_ms") == [("open", None, None)]
+    assert {"open_turn", "unpaired_end"} <= set(kinds(tables))
+
+
+def test_a_message_before_any_turn_is_a_call(log):
+    tables = log(started(), user(1), message(2), turn_end(3), *a_turn(3, "1"))
+    assert rows(tables.llm_calls, "evidence", "status") == [("message", "ok"), ("turn", "ok")]
+
+
+def test_a_turn_whose_message_is_lost_was_answered_if_its_tools_ran(log):
+    tables = log(started(), user(1), turn_start(2), b"{torn\n", tool_start(3), tool_end(9), turn_end(9), *a_turn(9, "1"))
+    assert rows(tables.llm_calls, "status", "replied_at") == [("ok", None), ("ok", clock(10))]
+    assert tables.llm_calls["llm_ms"][0] in {None, 1000}
+    assert one(tables.sessions)["failed_llm_calls"] == 0
+
+
+def test_a_tool_completion_without_its_start_is_a_call_without_latency(log):
+    tables = log(started(), user(1), tool_end(3, success=False))
+    call = one(tables.tool_calls)
+    assert (call["status"], call["tool"], call["started_at"], call["duration_ms"]) == ("failed", None, None, None)
+    assert (call["ended_at"], "unpaired_end" in kinds(tables)) == (clock(3), True)
+
+
+def test_a_tool_that_never_completed_is_open_and_has_no_latency(log):
+    tables = log(started(), user(1), turn_start(2), message(3), tool_start(3), shutdown(99))
+    assert rows(tables.tool_calls, "status", "ended_at", "duration_ms", "run_ms") == [("open", None, None, None)]
+    assert one(tables.interactions)["tool_ms"] == 0
+    assert "open_tool" in kinds(tables)
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [({"success": False, "error": {"code": "interrupted"}}, "interrupted"), ({"success": True}, "ok")],
+)
+def test_a_completion_by_a_later_process_has_no_latency(log, said, status):
+    tables = log(started(), user(1), turn_start(2), message(3), tool_start(3), resumed(900), tool_end(901, **said))
+    assert rows(tables.tool_calls, "status", "duration_ms", "run_ms") == [(status, None, None)]
+    assert rows(tables.interactions, "ended_at", "tool_ms") == [(clock(3), 0)]
+
+
+def test_subagents_interleave_with_the_tools_of_the_root(log):
+    parts = {who: a_turn(3, agent=who, outputTokens=size) for who, size in (("a", 10), ("b", 20))}
+    tables = log(
+        started(), user(1), turn_start(2), tool_start(3, "ta", toolName="task"), tool_start(3, "tb", toolName="task"),
+        parts["a"][0], parts["b"][0], tool_start(3, "k", "a"), tool_start(3.5), parts["b"][1], parts["a"][1],
+        tool_end(4, "k", "a"), parts["a"][2], tool_end(4.5), parts["b"][2], tool_end(6, "tb"), tool_end(7, "ta"),
+        turn_end(7),
+    )  # fmt: skip
+    assert rows(tables.llm_calls, "agent_id", "output_tokens", "llm_ms", "ended_at")[1:] == [
+        ("a", 10, 1000, clock(5)), ("b", 20, 1000, clock(5)),
+    ]  # fmt: skip
+    assert sorted(rows(tables.tool_calls, "tool_call_id", "agent_id", "duration_ms")) == [
+        ("c1", "main", 1000), ("k", "a", 1000), ("ta", "main", 4000), ("tb", "main", 3000),
+    ]  # fmt: skip
+    assert one(tables.interactions.filter(tables.interactions["agent_id"] == "main"))["tool_ms"] == 4000
+
+
+def test_one_tool_call_id_twice_is_two_calls(log):
+    asked = event("permission.requested", 2.5, requestId="r", permissionRequest={"toolCallId": "c1"})
+    given = event("permission.completed", 3.0, requestId="r", result={"kind": "approved"})
+    tables = log(started(), user(1), turn_start(1), tool_start(2), asked, given, tool_end(4), tool_start(5), tool_end(8))
+    assert rows(tables.tool_calls, "duration_ms", "permission_ms", "run_ms") == [(2000, 500, 1500), (3000, 0, 3000)]
+    assert rows(tables.interactions, "tool_ms", "permission_ms") == [(4500, 500)]
+
+
+def test_an_async_task_returns_at_once_while_its_agent_runs_on(log):
+    tables = log(
+        started(), user(1), turn_start(1), message(2), tool_start(2, "t", toolName="task"),
+        event("subagent.started", 2.01, "a", toolCallId="t", agentName="explore"), tool_end(2.07, "t"),
+        user(2.1, "a"), turn_end(2.1), *a_turn(3, "1"), *a_turn(60, agent="a"),
+        event("subagent.completed", 63, "a", toolCallId="t", agentName="explore"),
+    )  # fmt: skip
+    agent = one(tables.subagents)
+    assert (agent["started_at"], agent["ended_at"], agent["status"]) == (clock(2.01), clock(63), "ok")
+    assert rows(tables.tool_calls, "tool", "duration_ms") == [("task", 70)]
+    assert rows(tables.interactions, "kind", "ended_at") == [("user", clock(5)), ("subagent", clock(63))]
+
+
+# --- totals -----------------------------------------------------------------------------------
+
+_TOTALS = {
+    "restarting": [(5, 500), (1, 100), (2, 200)],
+    "cumulative": [(5, 500), (6, 600), (8, 800)],
+    "restarting, then going on": [(5, 500), (1, 100), (3, 300)],
+    "going on over a crash": [(5, 500), None, (8, 800)],
+    "stated once, after two crashes": [None, None, (8, 800)],
+}
+
+
+@pytest.mark.parametrize("totals", _TOTALS.values(), ids=_TOTALS)
+def test_several_shutdowns(log, totals):
+    lines = []
+    for process, (calls, stated) in enumerate(zip((5, 1, 2), totals, strict=True)):
+        at = process * 100
+        lines += [resumed(at) if process else started(), user(at + 1)]
+        lines += [text for n in range(calls) for text in a_turn(at + 2 + 2 * n, str(n))]
+        lines += [shutdown(at + 50, *stated)] if stated else []
+    tables = log(*lines)
+    session = one(tables.sessions)
+    assert (session["processes"], session["llm_calls"], session["ending"]) == (3, 8, "routine")
+    assert (session["input_tokens"], session["usage_source"]) == (800, "shutdown")
+    assert (tables.bookings["input_tokens"].sum(), "count_mismatch" in kinds(tables)) == (800, False)
+
+
+def test_restarting_totals_with_a_crash_are_those_that_are_known(log):
+    tables = log(started(), user(1), *a_turn(2), shutdown(9, 1, 50), resumed(20), user(21), *a_turn(22),
+                 resumed(30), user(31), *a_turn(32), shutdown(39, 1, 60))  # fmt: skip
+    assert one(tables.sessions)["input_tokens"] == 110
+    assert "tokens_unknown" in kinds(tables)
+
+
+def test_no_shutdown_leaves_what_messages_say(log):
+    session = one(log(*good_lines()).sessions)
+    assert (session["ending"], session["input_tokens"], session["output_tokens"]) == ("none", None, 7)
+    assert session["usage_source"] == "message"
+
+
+def test_an_empty_total_hides_nothing(log):
+    session = one(log(*good_lines(), shutdown(9)).sessions)
+    assert (session["ending"], session["output_tokens"], session["usage_source"]) == ("routine", 7, "message")
+
+
+# --- several logs -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shorter", ["a", "b"])
+def test_a_session_under_two_roots_counts_once(tmp_path, shorter):
+    lines = [*good_lines(), shutdown(9, 1, 50)]
+    for root in "ab":
+        copy = [*lines[:3], lines[3][:50]] if root == shorter else lines
+        store(tmp_path / root / "s1" / "events.jsonl", *copy)
+    tables = read(tmp_path / "a", tmp_path / "b")
+    session = one(tables.sessions)
+    assert (session["events"], session["duplicate_events"], session["rejected_lines"]) == (6, 3, 1)
+    assert (session["llm_calls"], session["input_tokens"], session["wall_ms"]) == (1, 50, 9000)
+    assert rows(tables.llm_calls, "status", "llm_ms", "turn") == [("ok", 1000, 0)]
+
+
+@pytest.mark.parametrize("stated", ["s2", "s1"])
+def test_a_fork_counts_only_what_it_adds(tmp_path, stated):
+    lines = good_lines()
+    first = changed(lines[0], data={"sessionId": stated, "startTime": "2026-03-01T10:01:00.000Z"})
+    store(tmp_path / "s1" / "events.jsonl", *lines, user(10), *a_turn(11, outputTokens=3))
+    store(tmp_path / "s2" / "events.jsonl", first, *lines[1:], resumed(60), user(61), *a_turn(62, outputTokens=5))
+    tables = read(tmp_path)
+    assert sorted(rows(tables.sessions, "session_id", "llm_calls", "output_tokens", "duplicate_events")) == [
+        ("s1", 2, 10, 0), ("s2", 1, 5, 5),
+    ]  # fmt: skip
+    assert rows(tables.interactions, "session_id", "interaction") == [("s1", 0), ("s1", 1), ("s2", 0)]
+
+
+def streamed(lines):
+    """What `copilot -p … --output-format json` prints of a session: more and less than its log."""
+    extra = changed(event("assistant.message_delta", 3.5, deltaContent="o"), ephemeral=True)
+    result = {"type": "result", "timestamp": "2026-03-01T10:00:08.000Z", "sessionId": "s1", "exitCode": 0,
+              "usage": {"premiumRequests": 0.33}}  # fmt: skip
+    return [*lines[1:3], extra, *lines[3:5], changed(event("session.idle", 5), ephemeral=True), line(result)]
+
+
+def test_a_saved_stream_alone_is_a_session(tmp_path):
+    tables = read(store(tmp_path / "saved.jsonl", *streamed(good_lines())))
+    assert_one_good_call(tables)
+    session = one(tables.sessions)
+    assert (session["session_id"], session["layout"], session["cli_version"]) == ("s1", "stdout", None)
+    assert (session["premium_requests"], session["ending"]) == (0.33, "routine")
+
+
+@pytest.mark.parametrize("name", ["saved.jsonl", "s1.jsonl"])
+def test_a_saved_stream_beside_its_log_adds_nothing_twice(tmp_path, name):
+    lines = [*good_lines(), shutdown(8, 1, 50, 0.33)]
+    root = tmp_path / "root"
+    store(root / "s1" / "events.jsonl", *lines)
+    tables = read(root, store(tmp_path / name, *streamed(lines)))
+    assert_one_good_call(tables)
+    session = one(tables.sessions)
+    assert (session["events"], session["duplicate_events"], session["layout"]) == (9, 4, "directory")
+    assert (session["input_tokens"], session["premium_requests"]) == (50, 0.33)
+
+
+def test_usage_that_only_the_stream_has_goes_to_its_own_call(tmp_path):
+    lines = [started(), user(1), *a_turn(2, apiCallId="x"), *a_turn(4, "1", apiCallId="y")]
+    parent = json.loads(lines[2])["id"], json.loads(lines[5])["id"]
+    used = [
+        changed(event("assistant.usage", at, model="m", apiCallId=call, inputTokens=tokens), parentId=before)
+        for at, call, tokens, before in ((2.9, "x", 100, parent[0]), (4.9, "y", 200, parent[1]))
+    ]
+    store(tmp_path / "root" / "s1" / "events.jsonl", *lines)
+    stream = store(tmp_path / "s1.jsonl", *lines[1:3], used[0], *lines[3:6], used[1], *lines[6:])
+    tables = read(tmp_path / "root", stream)
+    assert rows(tables.llm_calls, "api_call_id", "input_tokens") == [("x", 100), ("y", 200)]
+
+
+def test_copies_under_rewind_snapshots_are_no_sessions(tmp_path):
+    lines = good_lines()
+    store(tmp_path / "s1" / "events.jsonl", *lines)
+    for copy in ("s1/rewind-snapshots/backups/b1", "s2/rewind-snapshots", "s3/rewind-snapshots/backups"):
+        store(tmp_path / copy / "events.jsonl", *good_lines()[:3])
+    assert_one_good_call(read(tmp_path))
+    with pytest.raises(InsightsError, match="no session logs"):
+        load(tmp_path / "s2")
+
+
+FIRST = {
+    "blank": b"\n", "nul": b"\0\0\0\n", "bom": b"\xef\xbb\xbf",
+    "invalid utf-8": b'{"type":"abort","data":{"reason":"\xff"},"id":"x"}\n',
+    "deep": b'{"type":"abort","data":{"a":' + DEEP + b'},"id":"x"}\n', "torn": b'{"type":"session.start","da\n',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("first", FIRST.values(), ids=FIRST)
+def test_a_flat_log_whose_first_line_is_damaged(tmp_path, first):
+    store(tmp_path / "s1.jsonl", first, *good_lines())
+    session = one(read(tmp_path).sessions)
+    assert (session["session_id"], session["llm_calls"], session["output_tokens"]) == ("s1", 1, 7)
+
+
+# --- time -------------------------------------------------------------------------------------
+
+
+def test_events_out_of_time_order_keep_the_order_of_the_file(log):
+    tables = log(started(5), user(6), turn_start(7), message(4), tool_start(9), tool_end(8), turn_end(10))
+    call, tool = one(tables.llm_calls), one(tables.tool_calls)
+    assert (call["status"], call["llm_ms"], tool["status"], tool["duration_ms"]) == ("ok", None, "ok", None)
+    session = one(tables.sessions)
+    assert (session["started_at"], session["ended_at"], session["wall_ms"]) == (clock(4), clock(10), 6000)
+
+
+@pytest.mark.parametrize("days", [1, 12])
+def test_a_session_over_days_books_each_call_on_its_own_day(log, days):
+    late, later = 13.9 * 3600, (13.9 + 24 * (days - 1) + 0.2) * 3600  # 23:54, and 00:06 of a later day
+    tables = log(started(late), user(late), *a_turn(late), record(late + 1, inputTokens=10, outputTokens=1),
+                 user(later), turn_start(later), record(later, inputTokens=20, outputTokens=2), message(later + 1),
+                 turn_end(later + 2))  # fmt: skip
+    booked = rows(tables.bookings, "at", "input_tokens")
+    assert [(at.date().isoformat(), tokens) for at, tokens in booked] == [
+        ("2026-03-01", 10), (clock(later).date().isoformat(), 20),
+    ]  # fmt: skip
+    session = one(tables.sessions)
+    assert (session["wall_ms"], session["input_tokens"]) == ((later - late + 2) * 1000, 30)
+    assert session["user_ms"] == (later - late - 2) * 1000
