@@ -14,8 +14,8 @@ from typing import Final
 import polars as pl
 
 from copilot_insights.reader import Events
-from copilot_insights.schema import AMOUNTS, MAIN, PARTS, STATEMENT
-from copilot_insights.spans import MESSAGE, total
+from copilot_insights.schema import AMOUNTS, MAIN, PARTS, STATEMENT, TOKENS
+from copilot_insights.spans import MESSAGE, collect, total
 
 _STORE: Final = "session-store.db"
 _STORE_SCHEMA: Final = {
@@ -203,109 +203,95 @@ def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
     )
 
 
-def booked(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
-    """The usage that a session's numbers are made of: session, model, source, requests and
-    amounts of the processes `since` to `until`. Its sums are the session's totals.
+def bookings(events: Events, calls: pl.LazyFrame, stated: pl.LazyFrame) -> pl.LazyFrame:
+    """The usage that a session's numbers are made of, at the time of each call: a row per
+    answered call. Its sums are the session's totals. Extra columns: session.
+
+    Calls that state their usage are booked as they are, where that is known of all of their
+    session's calls or no total of the log includes them; the others by the totals.
     """
     answered = calls.filter((pl.col("evidence") != "compaction") & (pl.col("status") == "ok"))
-    whole = answered.group_by("session").agg(whole=pl.col("input_tokens").is_not_null().all())
-    stated = totals(events, calls)
-    rest = without_total(answered.join(whole, on="session"), stated)
+    known = pl.col("input_tokens").is_not_null()
+    whole = collect(answered.group_by("session").agg(whole=known.all()))
+    place = ["session", "session_id", "agent_id", "model"]
+    at = pl.coalesce("started_at", "replied_at")
     by_call = (
-        rest.filter(pl.col("whole") | ~pl.col("covered"))
-        .filter(pl.col("usage_source").is_not_null())
-        .group_by("session", "model", "process", "usage_source")
-        .agg(requests=pl.len().cast(pl.Int64), **{name: total(name) for name in AMOUNTS})
-        .select(
-            "session",
-            "model",
-            "requests",
-            *AMOUNTS,
-            source="usage_source",
-            since="process",
-            until="process",
-        )
+        without_total(answered.join(whole, on="session"), stated)
+        .filter((pl.col("whole") | ~pl.col("covered")) & pl.col("usage_source").is_not_null())
+        .select(*place, at.alias("at"), *AMOUNTS, source="usage_source")
     )
+    books = collect(_books(events, stated, whole).with_row_index("book"))
+    made = answered.select(*place, "process", at=at, weight="output_tokens")
+    by_total = collect(_shared_out(books, made))
+    left = books.join(by_total.select("book").unique(), on="book", how="anti").select(
+        "session", "session_id", "model", "source", "at", *AMOUNTS, agent_id=pl.lit(MAIN)
+    )
+    estimated = pl.col("source").is_in(list(TOTALS.values()))
+    return (
+        pl.concat([by_call, by_total.drop("book"), left], how="diagonal_relaxed")
+        .with_columns(estimated=estimated)
+        .sort("session", "at", maintain_order=True)
+    )
+
+
+def _books(events: Events, stated: pl.LazyFrame, whole: pl.LazyFrame) -> pl.LazyFrame:
+    """What each total adds to the last one, by model, for the processes `since` to `until`;
+    of sessions that do not state the usage of every call.
+    """
     said = statements(events, *TOTALS)
-    last = said.select(
-        "model",
-        *(pl.col(n).alias(f"last_{n}") for n in ("requests", *AMOUNTS)),
-        last_row="row",
-    )
-    by_total = (
+    last = said.select("model", pl.col(AMOUNTS).name.prefix("last_"), last_row="row")
+    more = {name: pl.col(name) - pl.col(f"last_{name}").fill_null(0) for name in AMOUNTS}
+    return (
         said.join(stated.select("row", "since", "last_row"), on="row")
         .join(last, on=["last_row", "model"], how="left", nulls_equal=True)
         .join(whole, on="session", how="left")
         .filter(~pl.col("whole").fill_null(value=False))
         .select(
             "session",
+            "session_id",
             "model",
             "since",
+            "at",
             until="process",
             source=pl.col("type").replace_strict(TOTALS),
-            **{
-                n: (pl.col(n) - pl.col(f"last_{n}").fill_null(0)).clip(lower_bound=0)
-                for n in ("requests", *AMOUNTS)
-            },
+            **{name: amount.clip(lower_bound=0) for name, amount in more.items()},
         )
     )
-    return pl.concat([by_call, by_total], how="diagonal_relaxed")
 
 
-def bookings(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
-    """What a session's totals are made of, at the time of each call: a row per answered call
-    and model, whose sums are those of `booked` exactly.
-
-    A total that the log only states for many calls is shared out among them by their output
-    tokens, where these are known of all, else equally; whole numbers stay whole. What is
-    stated of no call that the log has is booked when it was stated.
+def _shared_out(books: pl.LazyFrame, made: pl.LazyFrame) -> pl.LazyFrame:
+    """Books among the calls that they are about: by their output tokens where these are
+    known of all, else equally. Whole numbers stay whole and sums exact.
     """
-    key = ["session", "model", "since", "until", "source"]
-    books = booked(events, calls).with_row_index("book")
-    answered = calls.filter((pl.col("evidence") != "compaction") & (pl.col("status") == "ok"))
-    made = answered.select(
+    shares = books.drop("at").join(
+        made.drop("session_id"), on=["session", "model"], nulls_equal=True, maintain_order="left"
+    )
+    shares = shares.filter(pl.col("process").is_between("since", "until"))
+    weights = shares.group_by("book").agg(
+        even=pl.col("weight").is_null().any() | (pl.col("weight").sum() == 0),
+        all=pl.col("weight").sum(),
+        number=pl.len(),
+    )
+    shares = shares.join(weights, on="book", maintain_order="left").with_columns(
+        weight=pl.when("even").then(1).otherwise("weight"),
+        all=pl.when("even").then("number").otherwise("all"),
+    )
+    part = pl.col("weight").cum_sum().over("book") / pl.col("all")
+
+    def so_far(name: str) -> pl.Expr:
+        share = pl.col(name) * part
+        return (share.round().cast(pl.Int64) if name in TOKENS else share).alias(name)
+
+    upto = shares.with_columns(so_far(name) for name in AMOUNTS)
+    return upto.select(
+        "book",
         "session",
+        "session_id",
         "model",
-        "process",
+        "source",
         "agent_id",
-        "usage_source",
-        "input_tokens",
-        at=pl.coalesce("started_at", "replied_at"),
-        weight=pl.col("output_tokens"),
-    )
-    shares = books.join(made, on=["session", "model"], how="left", suffix="_call", nulls_equal=True)
-    inside = pl.col("process").is_between("since", "until") & (
-        # of the calls of a process, those that this row was summed from
-        pl.col("source").is_in(list(TOTALS.values())) | (pl.col("source") == pl.col("usage_source"))
-    )
-    shares = shares.filter(inside)
-    even = pl.col("weight").is_null().any() | (pl.col("weight").sum() == 0)
-    shares = shares.with_columns(weight=pl.when(even.over("book")).then(1).otherwise("weight"))
-    part = pl.col("weight").cum_sum().over("book") / pl.col("weight").sum().over("book")
-    whole = [n for n in AMOUNTS if n.endswith("_tokens")]
-    upto = shares.with_columns(
-        *((pl.col(n) * part).round().cast(pl.Int64).alias(n) for n in whole),
-        *((pl.col(n) * part).alias(n) for n in AMOUNTS if n not in whole),
-    )
-    exact = upto.with_columns(
-        (pl.col(n) - pl.col(n).shift(1, fill_value=0).over("book")).alias(n) for n in AMOUNTS
-    )
-    left = (
-        books.join(exact.select("book").unique(), on="book", how="anti")
-        .join(
-            totals(events, calls).select("session", "row", until="process"),
-            on=["session", "until"],
-            how="left",
-        )
-        .join(events.base.lazy().select("row", "at"), on="row", how="left")
-    )
-    names = events.base.lazy().group_by("session").agg(pl.col("session_id").first())
-    return (
-        pl.concat([exact, left.with_columns(agent_id=pl.lit(MAIN))], how="diagonal_relaxed")
-        .join(names, on="session", how="left")
-        .with_columns(estimated=pl.col("source").is_in(list(TOTALS.values())))
-        .sort("session", "at", "book")
-        .drop(*key[2:4])
+        "at",
+        *(pl.col(n) - pl.col(n).shift(1, fill_value=0).over("book") for n in AMOUNTS),
     )
 
 
@@ -323,21 +309,15 @@ def without_total(answered: pl.LazyFrame, stated: pl.LazyFrame) -> pl.LazyFrame:
     return calls.with_columns(covered=(pl.col("process") >= pl.col("since")).fill_null(value=False))
 
 
-def session_usage(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
+def session_usage(
+    events: Events, calls: pl.LazyFrame, stated: pl.LazyFrame, booked: pl.LazyFrame
+) -> pl.LazyFrame:
     """A row per session: amounts, usage_source, ai_credits, compaction tokens."""
-    sums = (
-        booked(events, calls)
-        .group_by("session")
-        .agg(
-            *(total(name) for name in AMOUNTS),
-            usage_source=pl.col("source").unique().sort().str.join("+"),
-        )
+    sums = booked.group_by("session").agg(
+        *(total(name) for name in AMOUNTS),
+        usage_source=pl.col("source").unique().sort().str.join("+"),
     )
-    stated = (
-        totals(events, calls)
-        .group_by("session")
-        .agg(premium=total("premium_requests"), nano=total("nano_aiu"))
-    )
+    said = stated.group_by("session").agg(premium=total("premium_requests"), nano=total("nano_aiu"))
     streamed = (
         events.of("result").group_by("session").agg(streamed=pl.col("premium_requests").last())
     )
@@ -350,7 +330,7 @@ def session_usage(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
         )
     )
     table = events.base.lazy().select("session").unique()
-    for more in (sums, stated, streamed, packed):
+    for more in (sums, said, streamed, packed):
         table = table.join(more, on="session", how="left")
     return table.with_columns(
         premium_requests=pl.coalesce("premium", "premium_requests", "streamed"),
@@ -407,23 +387,22 @@ def time_split(
     )
     marks = pl.concat(frames, how="diagonal_relaxed").join(extent, on=key)
     kinds = ["llm", "tool", "permission", "hook"]
+    # an interaction's marks add up to nothing, so the sums need no regard to where it begins
     state = (
         marks.filter(pl.col("from").is_not_null())
         .with_columns(t=pl.col("t").clip(pl.col("from"), pl.col("to")))
-        .group_by(*key, "t")
-        .agg(pl.col(kinds).sum())
         .sort(*key, "t")
-        .with_columns(pl.col(kinds).cum_sum().over(key), next=pl.col("t").shift(-1).over(key))
-        .with_columns(ms=(pl.col("next") - pl.col("t")).dt.total_milliseconds().fill_null(0))
+        .with_columns(pl.col(kinds).cum_sum(), next=pl.col("t").shift(-1))
+        .filter(pl.any_horizontal(pl.col(kinds) > 0))
         .with_columns(
+            ms=(pl.col("next") - pl.col("t")).dt.total_milliseconds(),
             part=pl.when(pl.col("tool") > 0)
             .then(pl.lit("tool"))
             .when(pl.col("permission") > 0)
             .then(pl.lit("permission"))
             .when(pl.col("hook") > 0)
             .then(pl.lit("hook"))
-            .when(pl.col("llm") > 0)
-            .then(pl.lit("llm"))
+            .otherwise(pl.lit("llm")),
         )
     )
     parts = state.group_by(key).agg(

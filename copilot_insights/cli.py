@@ -341,10 +341,24 @@ def _root(
         raise typer.Exit
 
 
+def _unforeseen(error: Exception) -> int:
+    """Wrong usage as typer words it, else a fault of ours; a line, and the exit code."""
+    if hasattr(error, "format_message"):
+        _note(f"{error.format_message()} Try --help.")
+        return 2
+    _note(
+        f"this should not happen: {type(error).__name__}: {error}. "
+        "Please report it, with what COPILOT_INSIGHTS_DEBUG=1 prints."
+    )
+    return 1
+
+
 def main() -> None:
     """The command `copilot-insights`. Exit codes: 0 ok, 1 cannot do it, 2 usage, 3 a check
     found problems.
     """
+    # the work is spread over processes; threads would only be in each other's way
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
     names = {
         info.name or info.callback.__name__ for info in app.registered_commands if info.callback
     }
@@ -367,10 +381,9 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing left to flush
         code = 0
     except Exception as error:
-        if not hasattr(error, "format_message"):
+        if os.environ.get("COPILOT_INSIGHTS_DEBUG"):
             raise
-        _note(f"{error.format_message()} (--help says how)")
-        code = 2
+        code = _unforeseen(error)
     sys.exit(code)
 
 

@@ -118,6 +118,7 @@ def _decode_lenient(raw: bytes) -> tuple[Event | None, str, list[str]]:
 
 
 _TYPE: Final = b'{"type":"'
+_TRIES: Final = 8
 
 
 def _whole_event_of(raw: bytes) -> Event | None:
@@ -132,13 +133,15 @@ def _whole_event_of(raw: bytes) -> Event | None:
             if event is not None:
                 return event
             break
-    start = raw.rfind(_TYPE)
-    while start > 0:
+    start = len(raw)
+    for _ in range(_TRIES):
+        start = raw.rfind(_TYPE, 0, start)
+        if start <= 0:
+            break
         event = _decode_lenient(raw[start:])[0]
         # what is nested in a torn line has neither
         if event is not None and event.id and event.timestamp:
             return event
-        start = raw.rfind(_TYPE, 0, start)
     return None
 
 
@@ -181,8 +184,13 @@ _CONTROL: Final = bytes.maketrans(bytes(range(32)), b" " * 32)
 _ESCAPE: Final = re.compile(
     rb"\\(?:(u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|u[dD][89a-fA-F][0-9a-fA-F]{2}|.)"
 )
-_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]')
-_NO_NUMBER: Final = re.compile(rb'("(?:[^"\\]|\\.)*")|-?(?:NaN|Infinity)|-?\d[\d.]*[eE][+-]?\d{3,}')
+# a string to its end, or to the line's where it is torn; possessive, for lines of megabytes
+_STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?'
+_TOKEN: Final = re.compile(_STRING + rb"|[\[{]|[\]}]")
+_NO_NUMBER: Final = re.compile(
+    rb"(" + _STRING + rb")|-?(?:NaN|Infinity)"
+    rb"|(?<![\d.])-?(?:\d[\d.]*+[eE][+-]?\d{3,}|\d{400,})"
+)
 
 
 def _mend(raw: bytes) -> bytes:

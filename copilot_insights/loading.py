@@ -25,7 +25,7 @@ from copilot_insights.errors import InsightsError
 from copilot_insights.reader import read
 from copilot_insights.tables import Tables, build, join
 
-_BATCH: Final = 16 * 2**20
+_BATCH: Final = 32 * 2**20
 _WORTH_A_PROCESS: Final = 48 * 2**20
 
 Progress = Callable[[float], None]
@@ -175,7 +175,10 @@ class _Worker:
     def __init__(self, files: list[LogFile], *, events: bool) -> None:
         self._files, self._events = files, events
         self._process = subprocess.Popen(  # noqa: S603 (ourselves)
-            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", f"from {__name__} import work; work()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "POLARS_MAX_THREADS": "1"},  # a process has a core
         )
         stdin = self._process.stdin
         assert stdin  # noqa: S101 (for the type checker)
@@ -195,12 +198,9 @@ class _Worker:
         return parts
 
 
-def _work() -> None:
+def work() -> None:
+    """What a further process does: logs from standard input, tables to standard output."""
     files, events = pickle.load(sys.stdin.buffer)  # noqa: S301 (from ourselves)
     with _collector_off():
         parts = _load(files, events=events)
         sys.stdout.buffer.write(pickle.dumps(parts, protocol=5))
-
-
-if __name__ == "__main__":
-    _work()

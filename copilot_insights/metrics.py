@@ -53,14 +53,15 @@ def select(tables: Tables, chosen: Filter) -> Tables:
         if agents is not None and "agent_id" in frame.columns:
             rows = rows.join(agents, on=["session_id", "agent_id"], how="semi")
         frames[name] = rows.join(sessions, on="session_id", how="semi")
+    busy = ["llm_calls", "tool_calls", "interactions"]
+    if chosen.model:  # tools and interactions have no model: their calls decide
+        busy = ["llm_calls"]
+        for name, key in (("tool_calls", "turn"), ("interactions", "interaction")):
+            of = ["session_id", "agent_id", key]
+            frames[name] = frames[name].join(frames["llm_calls"], on=of, how="semi")
     if chosen.timed() or chosen.model or chosen.agent:
-        busy = pl.concat(
-            [
-                frames[name].select("session_id")
-                for name in ("llm_calls", "tool_calls", "interactions")
-            ]
-        ).unique()
-        sessions = sessions.join(busy, on="session_id", how="semi")
+        ids = pl.concat([frames[name].select("session_id") for name in busy]).unique()
+        sessions = sessions.join(ids, on="session_id", how="semi")
         frames = {n: f.join(sessions, on="session_id", how="semi") for n, f in frames.items()}
     return replace(tables, sessions=sessions, **frames)
 
@@ -97,10 +98,12 @@ def _row_tests(name: str, frame: pl.DataFrame, chosen: Filter) -> list[pl.Expr]:
         at = pl.col("at") if "at" in frame.columns else pl.col("started_at")
         if name == "llm_calls":
             at = pl.coalesce("started_at", "replied_at")
+        # damage has no time: it goes with its session
+        untimed = at.is_null() if name == "incidents" else pl.lit(value=False)
         if chosen.since:
-            tests.append(at >= chosen.since)
+            tests.append(untimed | (at >= chosen.since))
         if chosen.until:
-            tests.append(at < chosen.until)
+            tests.append(untimed | (at < chosen.until))
     if chosen.model and "model" in frame.columns and name != "events":
         tests.append(_part("model", chosen.model))
     return tests
@@ -250,9 +253,9 @@ def tools(tables: Tables) -> pl.DataFrame:
             .cast(pl.Int64)
             .alias("nonzero_exits"),
             *_latency("run_ms"),
-            pl.col("own").sum().alias("total_ms"),
-            pl.col("permission_ms").sum(),
-            pl.col("hook_ms").sum(),
+            _total("own").alias("total_ms"),
+            _total("permission_ms"),
+            _total("hook_ms"),
         )
         .with_columns(failure_rate=pl.col("failed") / pl.col("calls"))
         .sort("total_ms", "calls", "tool", descending=[True, True, False])
@@ -281,7 +284,7 @@ def agents(tables: Tables) -> pl.DataFrame:
             **{name: _total(name) for name in AMOUNTS},
             p50_ms=pl.col("ms").quantile(0.5, "linear").round().cast(pl.Int64),
             max_ms=pl.col("ms").max(),
-            total_ms=pl.col("ms").sum(),
+            total_ms=_total("ms"),
         )
         .with_columns(ai_credits=pl.col("nano_aiu") / 1e9)
         .drop("nano_aiu")
@@ -303,7 +306,7 @@ def daily(tables: Tables, tz: str) -> pl.DataFrame:
             sessions=pl.col("session_id").n_unique().cast(pl.Int64),
             llm_calls=pl.len().cast(pl.Int64),
             failed_llm_calls=(pl.col("status") == "error").sum().cast(pl.Int64),
-            llm_ms=pl.col("llm_ms").sum(),
+            llm_ms=_total("llm_ms"),
         )
     )
     used = (
@@ -312,7 +315,7 @@ def daily(tables: Tables, tz: str) -> pl.DataFrame:
         .agg(
             tool_calls=pl.len().cast(pl.Int64),
             failed_tool_calls=pl.col("status").is_in(_BAD_TOOL).sum().cast(pl.Int64),
-            tool_ms=pl.col("run_ms").sum(),
+            tool_ms=_total("run_ms"),
         )
     )
     booked = (
@@ -337,7 +340,7 @@ def turns(tables: Tables) -> pl.DataFrame:
         tools=pl.col("tool").drop_nulls().unique(maintain_order=True).str.join(" "),
         tool_calls=pl.len().cast(pl.Int64),
         failed_tools=pl.col("status").is_in(_BAD_TOOL).sum().cast(pl.Int64),
-        tool_ms=pl.col("run_ms").sum(),
+        tool_ms=_total("run_ms"),
     )
     return tables.llm_calls.join(used, on=["session_id", "turn"], how="left", maintain_order="left")
 

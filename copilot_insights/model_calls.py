@@ -6,19 +6,18 @@ import polars as pl
 
 from copilot_insights.reader import Events
 from copilot_insights.schema import AMOUNTS, TOKENS
-from copilot_insights.spans import MESSAGE, STARTED, elapsed, spans, total, turn_spans
+from copilot_insights.spans import MESSAGE, STARTED, elapsed, spans, total
 
 _CALL: Final = ["session", "turn"]
 
 
-def llm_calls(events: Events, store: pl.LazyFrame) -> pl.LazyFrame:
+def llm_calls(events: Events, turns: pl.LazyFrame, store: pl.LazyFrame) -> pl.LazyFrame:
     """A row per model call that the log gives evidence of.
 
     Evidence is a `turn_start`, else a message of an agent that never wrote one, and each
     compaction. Latency is start → reply, never start → `turn_end`: tools run within a turn.
     Extra columns: row, row_end (of the turn), seq, session, agent, process.
     """
-    turns = turn_spans(events)
     turns = turns.filter(pl.col("row").is_not_null()).select(
         "row",
         "row_end",
@@ -88,9 +87,13 @@ def llm_calls(events: Events, store: pl.LazyFrame) -> pl.LazyFrame:
     calls = pl.concat([turns, alone], how="diagonal_relaxed").sort("row")
     for more in (replies, records, acted, aborts, errors):
         calls = calls.join(more, on=_CALL, how="left", maintain_order="left")
-    answered = pl.any_horizontal(
-        pl.col(name).is_not_null() for name in ("reply_row", "recorded", "acted_at")
+    # … and its time is a bound only where the reply's own is not known
+    calls = calls.with_columns(acted=pl.col("acted_at").is_not_null()).with_columns(
+        acted_at=pl.when(pl.col("reply_row").is_null()).then("acted_at")
     )
+    answered = pl.any_horizontal(
+        pl.col(name).is_not_null() for name in ("reply_row", "recorded")
+    ) | pl.col("acted")
     ended = pl.col("row_end").is_not_null()
     calls = calls.with_columns(
         replied_at="reply_at",
@@ -157,13 +160,19 @@ def _sent(calls: pl.LazyFrame, compactions: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def _records(events: Events) -> pl.LazyFrame:
-    """Usage of single calls; a stream repeats a stored record as `assistant.usage`."""
+    """Usage of single calls, with the turn of the message that it is about; a stream repeats
+    a stored record as `assistant.usage`, behind everything else.
+    """
+    call = ["session", "api_call_id"]
     records = events.of("session.usage_record", "assistant.usage")
-    again = (
-        pl.col("api_call_id").is_not_null()
-        & ~pl.struct("session", "api_call_id").is_first_distinct()
+    again = pl.col("api_call_id").is_not_null() & ~pl.struct(call).is_first_distinct()
+    replies = events.of(MESSAGE).filter(pl.col("api_call_id").is_not_null())
+    replies = replies.select(*call, turn_of="turn").unique(call, keep="first")
+    return (
+        records.filter(~again)
+        .join(replies, on=call, how="left", maintain_order="left")
+        .with_columns(turn=pl.coalesce("turn_of", "turn"))
     )
-    return records.filter(~again)
 
 
 def _with_store(calls: pl.LazyFrame, store: pl.LazyFrame) -> pl.LazyFrame:
@@ -256,19 +265,11 @@ def _with_model(calls: pl.LazyFrame, events: Events) -> pl.LazyFrame:
     """
     said = events.of(*_MODEL_EVENTS).filter(pl.col("model").is_not_null())
     said = said.select("agent", "row", said="model").sort("row")
-    only = (
-        events.of("session.shutdown")
-        .select("session", "statements")
-        .explode("statements", empty_as_null=False)
-        .select("session", only=pl.col("statements").struct.field("model"))
-        .unique()
-        .group_by("session")
-        .agg(pl.col("only").first(), pl.len())
-        .filter(pl.col("len") == 1)
-        .select("session", "only")
+    stated = events.of("session.shutdown").select("session", "row", "statements")
+    models = pl.col("statements").list.eval(pl.element().struct.field("model"))
+    only = stated.filter(models.list.len() == 1).select("session", "row", only=models.list.first())
+    calls = calls.sort("row").join_asof(said, on="row", by="agent", check_sortedness=False)
+    calls = calls.join_asof(
+        only.sort("row"), on="row", by="session", strategy="forward", check_sortedness=False
     )
-    calls = calls.sort("row")
-    last = calls.join_asof(said, on="row", by="agent", check_sortedness=False)
-    return last.join(only, on="session", how="left", maintain_order="left").with_columns(
-        model=pl.coalesce("model", "said", "only")
-    )
+    return calls.with_columns(model=pl.coalesce("model", "said", "only"))

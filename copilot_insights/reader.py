@@ -41,6 +41,7 @@ class Events:
     def __init__(self, base: pl.DataFrame, payloads: dict[str, pl.DataFrame]) -> None:
         self.base = base
         self._payloads = payloads
+        self._found: dict[tuple[str, ...], pl.DataFrame] = {}
 
     def with_base(self, base: pl.DataFrame) -> "Events":
         """The same events with more columns that every event has."""
@@ -48,6 +49,11 @@ class Events:
 
     def of(self, *types: str) -> pl.LazyFrame:
         """Events of these types in file order: the columns of `base` and of their payloads."""
+        if types not in self._found:
+            self._found[types] = self._of(types)
+        return self._found[types].lazy()
+
+    def _of(self, types: tuple[str, ...]) -> pl.DataFrame:
         empty = pl.DataFrame(
             schema={"row": pl.UInt32} | {c: EVENT_COLUMNS[c] for t in types for c in FIELDS[t]}
         )
@@ -55,7 +61,7 @@ class Events:
         payload = pl.concat([empty, *found], how="diagonal") if found else empty
         if len(found) > 1:
             payload = payload.sort("row")
-        return self.base[payload["row"]].hstack(payload.drop("row")).lazy()
+        return self.base[payload["row"]].hstack(payload.drop("row"))
 
     def table(self) -> pl.LazyFrame:
         """The `events` table: every event, with every column that is read."""

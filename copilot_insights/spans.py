@@ -43,6 +43,13 @@ LOOP: Final = (
 """Events that the loop writes while it runs: they belong to an interaction."""
 
 
+def collect(frame: pl.LazyFrame) -> pl.LazyFrame:
+    """The same, computed: for what several others are made of. Batches are small, which the
+    streaming engine is slower at.
+    """
+    return frame.collect(engine="in-memory").lazy()
+
+
 def elapsed(start: str, end: str) -> pl.Expr:
     """Milliseconds between two times; null where the end is missing or before the start."""
     ms = (pl.col(end) - pl.col(start)).dt.total_milliseconds()
@@ -62,32 +69,28 @@ def number(events: Events) -> Events:
 
     A turn begins with its `turn_start`; for agents that have written none (sub-agents before
     1.0.85) with each message, or the error that came instead. An interaction begins with a
-    user message of its agent; the loop of an agent that has none begins with its first
-    event. A message that steers a running loop is an interaction that nothing else is of.
+    user message of its agent, or with an agent's first event: the message that a sub-agent
+    is started with belongs to that one. A message that steers a running loop is an
+    interaction that nothing else is of.
     """
     kind = pl.when(~pl.col("passing")).then("type")
-    instead = kind.is_in([MESSAGE, "session.error"])
-    steering = _steering(events)
+    loop = kind.is_in(LOOP)
+    given = (pl.col("users") == 1) & (pl.col("loops") > 0) & (pl.col("deeds") == 0)
     numbered = (
         events.base.lazy()
-        .join(steering, on="row", how="left", maintain_order="left")
+        .join(_steering(events), on="row", how="left", maintain_order="left")
         .with_columns(
+            loop=loop,
             turns=(kind == TURN_START).cum_max().over("agent"),
-            users=(kind == USER).any().over("agent"),
-            before=(kind == USER).cum_sum().over("agent"),
-            loop=kind.is_in(LOOP),
+            users=(kind == USER).cum_sum().over("agent"),
+            loops=loop.cum_sum().over("agent"),
+            deeds=(loop & (kind != STARTED)).cum_sum().over("agent"),
         )
         .with_columns(
-            is_turn=(kind == TURN_START) | (instead & ~pl.col("turns")),
-            loop=pl.col("loop") & ~((kind == STARTED) & pl.col("users")),
-        )
-        .with_columns(
-            begins=(kind == USER)
-            | (
-                pl.col("loop")
-                & (pl.col("before") == 0)
-                & (pl.col("loop").cum_sum().over("agent") == 1)
-            ),
+            is_turn=(kind == TURN_START)
+            | (kind.is_in([MESSAGE, "session.error"]) & ~pl.col("turns")),
+            begins=((kind == USER) & ~given)
+            | (pl.col("loop") & (pl.col("users") == 0) & (pl.col("loops") == 1)),
         )
         .with_columns(
             turn=pl.when("is_turn").then(
@@ -108,8 +111,8 @@ def number(events: Events) -> Events:
                 .over("agent"),
             ),
         )
-        .drop("turns", "users", "before", "steers")
-        .collect()
+        .drop("turns", "users", "loops", "deeds", "steers")
+        .collect(engine="in-memory")
     )
     return events.with_base(numbered)
 
@@ -131,15 +134,34 @@ def mates(both: pl.LazyFrame, keys: list[str], opens: pl.Expr) -> pl.LazyFrame:
 
     Starts and ends of one key nest like brackets; an end without an open start is left out.
     """
-    step = pl.when(opens).then(1).otherwise(-1)
-    return (
+    marks = (
         both.filter(pl.all_horizontal(pl.col(keys).is_not_null()))
-        .with_columns(opens=opens, sum=step.cum_sum().over(keys))
-        .with_columns(low=pl.min_horizontal(pl.col("sum").cum_min(), 0).over(keys))
-        .with_columns(last=pl.col("low").shift(1, fill_value=0).over(keys))
+        .select("row", opens=opens, key=pl.struct(keys).hash())
+        .sort("key", "row")
+        .with_columns(opened=pl.col("opens").shift(1) & (pl.col("key") == pl.col("key").shift(1)))
+    )
+    # two starts of one key behind each other are rare, and the only case that takes counting
+    deep = marks.filter(pl.col("opens") & pl.col("opened")).select("key").unique()
+    flat = (
+        marks.with_columns(start=pl.col("row").shift(1))
+        .filter(~pl.col("opens") & pl.col("opened"))
+        .join(deep, on="key", how="anti")
+        .select(row="start", row_end="row")
+    )
+    return pl.concat([flat, _nested_mates(marks.join(deep, on="key", how="semi"))])
+
+
+def _nested_mates(marks: pl.LazyFrame) -> pl.LazyFrame:
+    step = pl.when("opens").then(1).otherwise(-1)
+    level = pl.col("sum") - pl.col("low") + pl.when("opens").then(0).otherwise(1)
+    return (
+        marks.sort("row")
+        .with_columns(sum=step.cum_sum().over("key"))
+        .with_columns(low=pl.min_horizontal(pl.col("sum").cum_min(), 0).over("key"))
+        .with_columns(last=pl.col("low").shift(1, fill_value=0).over("key"))
         .filter(pl.col("opens") | (pl.col("low") == pl.col("last")))
-        .with_columns(level=pl.col("sum") - pl.col("low") + pl.when("opens").then(0).otherwise(1))
-        .with_columns(start=pl.col("row").shift(1).over([*keys, "level"]))
+        .with_columns(level=level)
+        .with_columns(start=pl.col("row").shift(1).over("key", "level"))
         .filter(~pl.col("opens"))
         .select(row="start", row_end="row")
     )

@@ -12,7 +12,7 @@ import polars as pl
 from copilot_insights import accounting, interactions, model_calls, spans, tool_calls
 from copilot_insights.reader import Events, Read
 from copilot_insights.schema import EVENTS, MAIN, PARTS, RENAMED, TABLES, conform
-from copilot_insights.spans import elapsed
+from copilot_insights.spans import collect, elapsed
 
 
 @dataclass(frozen=True)
@@ -62,33 +62,39 @@ def build(read: Read, store: pl.DataFrame, *, with_events: bool = True) -> Table
     `accounting.store_beside`. Without events that table is empty.
     """
     events = spans.number(read.events)
-    calls = model_calls.llm_calls(events, store.lazy()).collect().lazy()
-    permissions = tool_calls.permissions(events).collect().lazy()
-    hooks = tool_calls.hooks(events).collect().lazy()
-    tools = tool_calls.tool_calls(events, permissions, hooks).collect().lazy()
-    subagents = interactions.subagents(events, calls, tools).collect().lazy()
-    loops = interactions.interactions(events, calls, tools, hooks).collect().lazy()
+    turns = collect(spans.turn_spans(events))
+    calls = collect(model_calls.llm_calls(events, turns, store.lazy()))
+    permissions = collect(tool_calls.permissions(events))
+    hooks = collect(tool_calls.hooks(events))
+    tools = collect(tool_calls.tool_calls(events, permissions, hooks))
+    subagents = collect(interactions.subagents(events, calls, tools))
+    loops = collect(interactions.interactions(events, calls, tools, hooks))
     split = accounting.time_split(loops, calls, tools, permissions, hooks)
-    loops = loops.join(split, on=["session", "interaction"], how="left", maintain_order="left")
-    loops = loops.collect().lazy()
+    loops = collect(
+        loops.join(split, on=["session", "interaction"], how="left", maintain_order="left")
+    )
+    stated = collect(accounting.totals(events, calls))
+    bookings = collect(accounting.bookings(events, calls, stated))
+    amounts = accounting.session_usage(events, calls, stated, bookings)
+    sessions = collect(_sessions(read, events, calls, tools, loops, subagents, amounts))
+    troubles = _incidents(read, events, turns, calls, tools, sessions, stated)
     usage = accounting.usage(events, store.lazy())
-    amounts = accounting.session_usage(events, calls)
-    sessions = _sessions(read, events, calls, tools, loops, subagents, amounts).collect()
-    troubles = _incidents(read, events, calls, tools, sessions.lazy())
     frames = {
-        "sessions": sessions.lazy(),
+        "sessions": sessions,
         "interactions": loops,
         "llm_calls": calls,
         "tool_calls": tools,
         "usage": usage,
-        "bookings": accounting.bookings(events, calls),
+        "bookings": bookings,
         "subagents": subagents,
         "permissions": permissions,
         "hooks": hooks,
         "incidents": troubles,
         "events": events.table() if with_events else pl.LazyFrame(schema=TABLES["events"]),
     }
-    done = pl.collect_all([conform(name, frame) for name, frame in frames.items()])
+    done = pl.collect_all(
+        [conform(name, frame) for name, frame in frames.items()], engine="in-memory"
+    )
     return Tables(**dict(zip(frames, done, strict=True)), problems=read.problems)
 
 
@@ -224,7 +230,13 @@ _REPEATS: Final = 3
 
 
 def _incidents(
-    read: Read, events: Events, calls: pl.LazyFrame, tools: pl.LazyFrame, sessions: pl.LazyFrame
+    read: Read,
+    events: Events,
+    turns: pl.LazyFrame,
+    calls: pl.LazyFrame,
+    tools: pl.LazyFrame,
+    sessions: pl.LazyFrame,
+    stated: pl.LazyFrame,
 ) -> pl.LazyFrame:
     """A row per thing that went wrong, was cut or was damaged."""
 
@@ -245,11 +257,15 @@ def _incidents(
     same = ["session", "agent_id", "interaction", "tool", "arguments_hash"]
     repeated = (
         tools.filter(col("arguments_hash").is_not_null())
-        .with_columns(times=pl.len().over(same), nth=pl.int_range(pl.len()).over(same))
-        .filter((col("times") >= _REPEATS) & (col("nth") == _REPEATS - 1))
+        .group_by(same)
+        .agg(
+            col("session_id").first(),
+            col("seq", "at").get(_REPEATS - 1, null_on_oob=True),
+            times=pl.len(),
+        )
+        .filter(col("times") >= _REPEATS)
     )
     answered = calls.filter((col("evidence") != "compaction") & (col("status") == "ok"))
-    stated = accounting.totals(events, calls)
     in_total = accounting.without_total(answered, stated)
     names = events.base.lazy().group_by("session").agg(col("session_id").first())
     mismatch = (
@@ -277,9 +293,9 @@ def _incidents(
     )
     orphans = pl.concat(
         [
-            spans.turn_spans(events)
-            .filter(col("row").is_null())
-            .select("session_id", seq="seq_end", at="at_end", what=pl.lit("turn end")),
+            turns.filter(col("row").is_null()).select(
+                "session_id", seq="seq_end", at="at_end", what=pl.lit("turn end")
+            ),
             tools.filter(
                 col("at_end").is_not_null() & col("tool").is_null() & col("started_at").is_null()
             ).select("session_id", "seq", "at", what=pl.lit("tool completion")),

@@ -6,7 +6,7 @@ import polars as pl
 
 from copilot_insights.reader import Events
 from copilot_insights.schema import CATEGORY
-from copilot_insights.spans import elapsed, spans
+from copilot_insights.spans import collect, elapsed, spans
 
 LOOP_HOOKS: Final = (
     "preToolUse",
@@ -44,7 +44,8 @@ def hooks(events: Events) -> pl.LazyFrame:
     A preToolUse hook names its calls; one that ran after a tool is tied to the completion
     that follows it, of the same agent, tool and (where they agree) arguments.
     """
-    pairs = spans(events, "hook.start", "hook.end", ["session", "request_id"]).with_columns(
+    pairs = collect(spans(events, "hook.start", "hook.end", ["session", "request_id"]))
+    pairs = pairs.with_columns(
         hook_invocation_id="request_id",
         kind=pl.coalesce("kind", "kind_end"),
         interaction=pl.coalesce("interaction", "interaction_end"),
@@ -104,17 +105,15 @@ def tool_calls(events: Events, permissions: pl.LazyFrame, hooks: pl.LazyFrame) -
     without waiting for permissions, hooks and people.
     """
     key = ["session", "tool_call_id"]
-    # a second process says "interrupted" of a call that the first goes on with and completes
-    cut = (pl.col("error_code") == "interrupted").fill_null(value=False)
-    ended = pl.col("type") == "tool.execution_complete"
-    superseded = pl.when(cut & (ended & ~cut).any().over(key)).then(None).otherwise("tool_call_id")
-    pairs = spans(
+    superseded = pl.col("row").is_in(_superseded(events, key))
+    paired = spans(
         events,
         "tool.execution_start",
         "tool.execution_complete",
         key,
-        superseded.alias("tool_call_id"),
+        pl.when(~superseded).then("tool_call_id").alias("tool_call_id"),
     )
+    pairs = collect(paired)
     waits = _held(pairs, permissions, key).group_by("row").agg(permission_ms=pl.col("ms").sum())
     own = hooks.filter(pl.col("kind").is_in(LOOP_HOOKS)).with_columns(tool_call_id="tool_call_ids")
     own = own.explode("tool_call_id", empty_as_null=False)
@@ -169,6 +168,17 @@ def tool_calls(events: Events, permissions: pl.LazyFrame, hooks: pl.LazyFrame) -
         waits_for_user=user,
         row=pl.coalesce("row", "row_end"),
     ).sort("row")
+
+
+def _superseded(events: Events, key: list[str]) -> pl.Series:
+    """Rows of completions that say "interrupted" of a call that another process goes on
+    with and completes (1.0.102).
+    """
+    both = events.of("tool.execution_start", "tool.execution_complete")
+    cut = both.filter(pl.col("error_code") == "interrupted").select(*key, cut="row")
+    later = both.join(cut, on=key).filter(pl.col("row") > pl.col("cut")).sort("row")
+    next_ = later.group_by("cut").agg(pl.col("type").first())
+    return next_.filter(pl.col("type") == "tool.execution_complete").collect()["cut"]
 
 
 def _held(pairs: pl.LazyFrame, holds: pl.LazyFrame, key: list[str]) -> pl.LazyFrame:

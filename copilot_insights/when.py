@@ -18,7 +18,7 @@ def zone(name: str | None) -> str:
     name = name or get_localzone_name() or "UTC"
     try:
         return ZoneInfo(name).key
-    except (OSError, ValueError):
+    except (KeyError, OSError, ValueError):
         raise InsightsError(
             f"no time zone {name}", "Use a name like Europe/Berlin or UTC.", exit_code=2
         ) from None

@@ -10,7 +10,6 @@ from copilot_insights import InsightsError, load
 
 _ids = count()
 _BEGIN = datetime(2026, 3, 1, 10, tzinfo=UTC)
-EMPTY = ()
 
 
 def clock(seconds):
@@ -369,7 +368,7 @@ def test_float_premium_requests_add_up(log):
 
 @pytest.mark.parametrize(
     ("arguments", "size"),
-    [({"command": "ls"}, 16), ('{"command": "ls"}', 21), ("", 2), ([], 2), (None, 4), (..., None)],
+    [({"command": "ls"}, 16), ('{"command": "ls"}', 23), ("", 2), ([], 2), (None, 4), (..., None)],
 )  # fmt: skip
 def test_arguments_of_any_shape(log, arguments, size):
     of = {} if arguments is ... else {"arguments": arguments}
@@ -680,7 +679,8 @@ def test_events_out_of_time_order_keep_the_order_of_the_file(log):
 
 @pytest.mark.parametrize("days", [1, 12])
 def test_a_session_over_days_books_each_call_on_its_own_day(log, days):
-    late, later = 13.9 * 3600, (13.9 + 24 * (days - 1) + 0.2) * 3600  # 23:54, and 00:06 of a later day
+    late = 13 * 3600 + 54 * 60  # 23:54
+    later = late + (days - 1) * 86400 + 12 * 60  # 00:06
     tables = log(started(late), user(late), *a_turn(late), record(late + 1, inputTokens=10, outputTokens=1),
                  user(later), turn_start(later), record(later, inputTokens=20, outputTokens=2), message(later + 1),
                  turn_end(later + 2))  # fmt: skip

@@ -1,0 +1,481 @@
+"""The command as people and programs meet it: exit codes, streams, formats, filters."""
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from copilot_insights.schema import AT, TABLES
+
+SAMPLES = str(Path(__file__).parent.parent / "sample_logs")
+REPORTS = ("report", "sessions", "turns", "tools", "models", "agents", "daily", "check")
+COMMANDS = [[name] for name in REPORTS] + [["table", name] for name in TABLES]
+DAMAGED = """\
+{"type":"session.start","data":{"sessionId":"cdef"},"id":"1","timestamp":"2026-03-01T10:00:00.000Z"}
+{"type":"user.message","data":{"content":"hi"},"id":"2","timestamp":"2026-03-01T10:00:01.000Z"}
+not an event
+{"type":"assistant.turn_start","data":{"turnId":"0"},"id":"3","timestamp":"2026-03-01T10:00:02.000Z"}
+{"type":"tool.execution_start","data":{"toolCallId":"c","toolName":"bash"},"id":"4","timestamp":"20"""
+
+each_command = pytest.mark.parametrize("command", COMMANDS, ids="-".join)
+each_format = pytest.mark.parametrize("form", ["table", "json", "csv", "markdown"])
+
+
+def process(*words, env=None, **more):
+    """The real command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "copilot_insights.cli", *map(str, words)],
+        env={**os.environ, "COLUMNS": "80", **(env or {})},
+        capture_output=True,
+        check=False,
+        timeout=60,
+        **more,
+    )
+
+
+def one_line(text):
+    """The message in what is on standard error, which is one line."""
+    assert re.fullmatch(r"copilot-insights: [^\n]+\n", text), text
+    return text.removeprefix("copilot-insights: ").rstrip("\n")
+
+
+def well_formed(text, form):
+    """Section → number of rows in it, of output in a format for machines."""
+    if form == "json":
+        told = json.loads(text)
+        sections = told if isinstance(told, dict) else {"": told}
+        for rows in sections.values():
+            assert isinstance(rows, list)
+            assert len({tuple(row) for row in rows}) <= 1
+            texts = [v for row in rows for v in row.values() if isinstance(v, str)]
+            times = [t for t in texts if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d.*", t)]
+            assert all(re.search(r":\d\d\.\d{3}Z$", t) for t in times)
+        return {name: len(rows) for name, rows in sections.items()}
+    parts = re.split(r"(?:^|\n)# (\w+)\n", text) if text.startswith("# ") else ["", "", text]
+    counts = {}
+    for name, part in zip(parts[1::2], parts[2::2], strict=True):
+        head, *rows = csv.reader(io.StringIO(part), strict=True)
+        assert all(len(row) == len(head) for row in rows)
+        counts[name] = len(rows)
+    return counts
+
+
+def columns_of_markdown(text):
+    """Asserts that every table has a rule below its head and as many cells in every row."""
+    for block in text.split("\n\n"):
+        rows = [len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines() if line[0] == "|"]
+        if rows:
+            assert re.fullmatch(r"\|( -{3}:? \|)+", re.findall(r"^\|.*$", block, re.M)[1])
+            assert len(set(rows)) == 1
+
+
+def check_form(out, form):
+    if form == "markdown":
+        columns_of_markdown(out)
+    elif form != "table":
+        well_formed(out, form)
+    assert out.endswith("\n")
+    assert "\x1b" not in out
+
+
+@each_command
+@each_format
+def test_every_command_prints_real_logs_in_every_format(cli, command, form):
+    code, out, err = cli(*command, SAMPLES, "--format", form)
+    assert (code, err) == (3 if command == ["check"] else 0, "")
+    check_form(out, form)
+
+
+@each_command
+@each_format
+def test_what_no_session_matches_is_well_formed_said_on_stderr_and_exits_1(cli, command, form):
+    code, out, err = cli(*command, SAMPLES, "--format", form, "--repo", "nope")
+    assert code == 1
+    assert one_line(err) == "nothing of 12 sessions matches --repo nope"
+    check_form(out, form)
+
+
+@each_command
+@each_format
+def test_every_command_prints_a_damaged_log_in_every_format(cli, tmp_path, command, form):
+    (tmp_path / "log.jsonl").write_text(DAMAGED)
+    code, out, err = cli(*command, tmp_path / "log.jsonl", "--format", form)
+    assert (code, err) == (3 if command == ["check"] else 0, "")
+    check_form(out, form)
+
+
+@each_format
+def test_a_session_is_a_tree_in_every_format(cli, tmp_path, form):
+    (tmp_path / "log.jsonl").write_text(DAMAGED)
+    for place in (SAMPLES, tmp_path / "log.jsonl"):
+        code, out, err = cli("show", "cdef", place, "--format", form)
+        assert (code, err) == (0, "")
+        check_form(out, form)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_in_json_is_rows_of_exactly_its_columns(cli, name):
+    rows = json.loads(cli("table", name, SAMPLES, "--json")[1])
+    assert rows or name in {"permissions"}
+    times = [column for column, dtype in TABLES[name].items() if dtype == AT]
+    for row in rows:
+        assert list(row) == list(TABLES[name])
+        assert all(row[c] is None or re.search(r"T.*\.\d{3}Z$", row[c]) for c in times)
+
+
+@each_command
+def test_csv_has_the_rows_of_json(cli, command):
+    counts = [well_formed(cli(*command, SAMPLES, "-f", f)[1], f) for f in ("json", "csv")]
+    assert counts[0] == counts[1]
+    assert len(counts[0]) == (7 if command == ["report"] else 1)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+@each_command
+def test_no_line_is_wider_than_the_terminal(cli, command, width):
+    out = cli(*command, SAMPLES, "--limit", "0", width=width)[1]
+    assert max(map(cell_len, out.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("more", [[], ["--content"]])
+def test_no_line_of_a_tree_is_wider_than_the_terminal(cli, width, more):
+    for session in ("cdef9596", "561230ff", "aea8a4c6"):
+        out = cli("show", session, SAMPLES, *more, width=width)[1]
+        assert max(map(cell_len, out.splitlines())) <= width
+
+
+def test_limit_is_for_people_and_programs_get_all(cli):
+    assert len(json.loads(cli("turns", SAMPLES, "--json", "--limit", "2")[1])) == 53
+    assert "51 more: --limit 0 shows all." in cli("turns", SAMPLES, "--limit", "2")[1]
+    assert "more:" not in cli("turns", SAMPLES, "--limit", "0")[1]
+
+
+# --- output to a file ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("a.json", "[\n{"), ("a.csv", "tool,"), ("a.md", "## Tools\n"), ("a.TXT", "Tools\n")],
+)
+def test_the_suffix_of_the_file_is_the_format(cli, tmp_path, name, start):
+    assert cli("tools", SAMPLES, "-o", tmp_path / name) == (0, "", "")
+    assert (tmp_path / name).read_text(encoding="utf-8").startswith(start)
+
+
+def test_a_format_that_is_named_wins_over_the_suffix(cli, tmp_path):
+    cli("tools", SAMPLES, "-o", tmp_path / "a.txt", "--json")
+    assert json.loads((tmp_path / "a.txt").read_text(encoding="utf-8"))
+
+
+def test_a_file_is_overwritten_only_by_force(cli, tmp_path):
+    file = tmp_path / "precious.json"
+    file.write_text("mine")
+    code, out, err = cli("tools", SAMPLES, "-o", file)
+    assert (code, out, file.read_text()) == (1, "", "mine")
+    assert "--force" in one_line(err)
+    assert cli("tools", SAMPLES, "-o", file, "--force") == (0, "", "")
+    assert json.loads(file.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("place", ["", "no/such/folder/a.json", "file/a.json"])
+def test_a_place_that_cannot_be_written_is_one_line(cli, tmp_path, place):
+    (tmp_path / "file").touch()
+    code, out, err = cli("tools", SAMPLES, "-o", tmp_path / place, "-f", "json", "--force")
+    assert (code, out) == (1, "")
+    assert f"cannot write {tmp_path / place}" in one_line(err)
+
+
+def test_what_fails_writes_no_file(cli, tmp_path):
+    assert cli("show", "zzz", SAMPLES, "-o", tmp_path / "a.json")[0] == 1
+    assert cli("tools", SAMPLES, "-o", tmp_path / "a.xlsx")[0] == 2
+    assert not list(tmp_path.iterdir())
+
+
+# --- wrong usage, and what cannot be done -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tools", SAMPLES, "--format", "xml"], "json, csv, markdown"),
+        (["table", "nope", SAMPLES], "sessions, interactions, llm_calls"),
+        (["table"], "NAME"),
+        (["tools", SAMPLES, "--tz", "Mars/Olympus"], "Mars/Olympus"),
+        (["tools", SAMPLES, "--tz", "../etc/passwd"], "../etc/passwd"),
+        (["tools", SAMPLES, "--since", "sometime"], "sometime"),
+        (["tools", SAMPLES, "--until", "2026-13-01"], "2026-13-01"),
+        (["tools", SAMPLES, "--since", "99999w"], "99999w"),
+        (["tools", SAMPLES, "--limit", "-1"], "--limit"),
+        (["tools", SAMPLES, "--no-such-option"], "--no-such-option"),
+        (["tools", SAMPLES, "-o", "a.xlsx"], ".json, .csv, .md, .txt"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exits_2(cli, words, said):
+    code, out, err = cli(*words)
+    assert (code, out) == (2, "")
+    assert said in one_line(err)
+
+
+def test_a_wrong_session_gets_the_nearest_ones(cli):
+    code, out, err = cli("show", "cdee", SAMPLES)
+    assert (code, out) == (1, "")
+    assert "cdef9596-d157-458b-8950-8f1bda9a12a2" in one_line(err)
+    assert "446339ee" in one_line(cli("show", "zzz", SAMPLES)[2])
+
+
+def test_an_id_that_several_sessions_begin_with_is_not_guessed(cli):
+    code, out, err = cli("show", "c", SAMPLES)
+    assert (code, out) == (1, "")
+    assert all(i in one_line(err) for i in ("cdef9596", "ced55a0f", "c63c06d1"))
+
+
+def test_a_place_with_many_sessions_is_not_shown_as_one_of_them(cli):
+    code, out, err = cli("show", SAMPLES)
+    assert (code, out) == (1, "")
+    assert "12 sessions" in one_line(err)
+
+
+def test_a_log_can_be_shown_by_its_place(cli):
+    code, out, _ = cli("show", f"{SAMPLES}/sub2-1.0.102")
+    assert code == 0
+    assert "cdef9596-d157-458b-8950-8f1bda9a12a2" in out
+
+
+@pytest.mark.parametrize("words", [[], ["report"], ["tools", "--json"], ["show", "x"], ["check"]])
+def test_without_logs_a_line_says_where_was_looked_and_what_to_do(
+    cli, tmp_path, monkeypatch, words
+):
+    monkeypatch.setenv("COPILOT_HOME", str(tmp_path / "none"))
+    code, out, err = cli(*words)
+    assert (code, out) == (1, "")
+    assert str(tmp_path / "none") in one_line(err)
+    assert "COPILOT_HOME" in one_line(err)
+
+
+@pytest.mark.parametrize("path", ["nothing-here", "no*thing", "file/below"])
+def test_a_path_that_is_not_there_is_one_line(cli, tmp_path, path):
+    (tmp_path / "file").touch()
+    code, out, err = cli("report", tmp_path / path)
+    assert (code, out) == (1, "")
+    assert str(tmp_path / path) in one_line(err)
+
+
+def test_a_mistyped_command_is_told_the_right_one(cli):
+    assert "tools" in one_line(cli("tols", SAMPLES)[2])
+
+
+def test_a_file_that_is_no_log_is_not_a_report_of_nothing(cli):
+    code, _, err = cli("report", f"{SAMPLES}/README.md")
+    assert code == 1
+    assert "README.md" in one_line(err)
+
+
+def test_a_log_that_cannot_be_read_is_a_note_beside_the_others(cli, tmp_path, monkeypatch):
+    for name in ("good", "bad"):
+        (tmp_path / f"{name}.jsonl").write_text(DAMAGED.replace("cdef", name))
+    read = Path.read_bytes
+
+    def denied(path):  # tests may run as root, whom no mode keeps out
+        if path.name == "bad.jsonl":
+            raise PermissionError(13, "Permission denied")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    code, out, err = cli("sessions", tmp_path, "--json")
+    assert (code, [row["session_id"] for row in json.loads(out)]) == (0, ["good"])
+    assert "bad.jsonl" in one_line(err)
+    assert "Permission denied" in one_line(err)
+    code, out, err = cli("sessions", tmp_path / "bad.jsonl")
+    assert (code, out) == (1, "")
+    assert "Permission denied" in one_line(err)
+
+
+def test_check_exits_0_without_problems_and_3_with(cli, tmp_path):
+    assert cli("check", f"{SAMPLES}/tools-1.0.102")[0] == 0
+    assert cli("check", f"{SAMPLES}/killed-1.0.65")[0] == 3
+    (tmp_path / "log.jsonl").write_text(DAMAGED)
+    code, out, _ = cli("check", tmp_path / "log.jsonl", "--json")
+    assert code == 3
+    assert "rejected_line" in {row["kind"] for row in json.loads(out)}
+
+
+# --- the process --------------------------------------------------------------------------
+
+
+def test_a_path_without_a_command_means_report():
+    plain, named = process(SAMPLES), process("report", SAMPLES)
+    assert plain.returncode == 0
+    assert plain.stdout == named.stdout != b""
+    assert plain.stderr == b""
+
+
+def test_a_dash_is_standard_input():
+    log = Path(SAMPLES, "tools-1.0.102", "events.jsonl").read_bytes()
+    done = process("sessions", "-", "--json", input=log)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert [row["llm_calls"] for row in json.loads(done.stdout)] == [5]
+
+
+def test_a_pipe_that_is_closed_early_is_no_error():
+    words = [sys.executable, "-m", "copilot_insights.cli", "table", "events", SAMPLES, "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout.readline() == b"[\n"
+        running.stdout.close()
+        assert running.stderr.read() == b""
+    assert running.returncode == 0
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+def test_an_encoding_without_bars_is_no_reason_to_fail(encoding):
+    done = process("report", SAMPLES, env={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"})
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "mock-model" in done.stdout.decode(encoding)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a terminal of POSIX")
+@pytest.mark.parametrize(
+    ("env", "colour"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
+    ids=["plain", "NO_COLOR", "dumb"],
+)
+def test_colour_is_for_terminals_that_want_it(env, colour):
+    ours, theirs = os.openpty()
+    base = {k: v for k, v in os.environ.items() if k not in {"NO_COLOR", "COLUMNS"}}
+    words = [sys.executable, "-m", "copilot_insights.cli", "tools", SAMPLES]
+    done = subprocess.run(words, stdout=theirs, env={**base, "TERM": "xterm", **env}, check=False)
+    os.close(theirs)
+    text = os.read(ours, 100_000)
+    os.close(ours)
+    assert done.returncode == 0
+    assert (b"\x1b[" in text) == colour
+
+
+@pytest.mark.parametrize("words", [[], *([c] for c in (*REPORTS, "table", "show"))])
+def test_every_command_explains_itself(cli, words):
+    code, out, err = cli(*words, "--help", width=80)
+    assert (code, err) == (0, "")
+    assert out.startswith("Usage: copilot-insights")
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_help_and_import_load_nothing_heavy():
+    heavy = "{'polars', 'plotly', 'opentelemetry', 'openai', 'pyarrow', 'rich.table'}"
+    code = (
+        "import sys\nfrom copilot_insights import cli\nsys.argv = ['copilot-insights', '--help']\n"
+        f"try: cli.main()\nexcept SystemExit: print('HEAVY', {heavy} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert done.stdout.decode().splitlines()[-1] == "HEAVY set()"
+
+
+# --- filters ------------------------------------------------------------------------------
+
+
+def session(name, day, repository, branch, model):
+    """A session of a call and a `bash` call of main, and a call of the sub-agent `explore`."""
+    context = {"cwd": f"/home/dev/{name}", "repository": repository, "branch": branch}
+    sub = {"toolCallId": "t", "agentName": "explore"}
+    events = [
+        ("session.start", None, {"sessionId": name, "context": context}),
+        ("user.message", None, {"content": "go"}),
+        ("assistant.turn_start", None, {"turnId": "0", "model": model}),
+        ("assistant.message", None, {"content": "", "model": model, "outputTokens": 10}),
+        ("tool.execution_start", None, {"toolCallId": "b", "toolName": "bash"}),
+        ("tool.execution_complete", None, {"toolCallId": "b", "success": True}),
+        ("tool.execution_start", None, {"toolCallId": "t", "toolName": "task"}),
+        ("subagent.started", "s1", {**sub, "model": "small"}),
+        ("assistant.turn_start", "s1", {"turnId": "0", "model": "small"}),
+        ("assistant.message", "s1", {"content": "", "model": "small", "outputTokens": 5}),
+        ("assistant.turn_end", "s1", {"turnId": "0"}),
+        ("subagent.completed", "s1", sub),
+        ("tool.execution_complete", None, {"toolCallId": "t", "success": True}),
+        ("assistant.turn_end", None, {"turnId": "0"}),
+        ("session.shutdown", None, {"shutdownType": "routine"}),
+    ]
+    return "".join(
+        json.dumps({"type": kind, "data": data, "id": f"{name}{n}", "timestamp": f"{day}:{n:02}.000Z"}
+                   | ({"agentId": agent} if agent else {})) + "\n"
+        for n, (kind, agent, data) in enumerate(events)
+    )  # fmt: skip
+
+
+@pytest.fixture
+def two(tmp_path):
+    """A root with session `a1` at noon UTC of 1 March and `b2` at half past eleven of the 5th."""
+    logs = {
+        "a1": session("a1", "2026-03-01T12:00", "octo/Alpha", "main", "gpt-x"),
+        "b2": session("b2", "2026-03-05T23:30", "octo/beta", "feature/Login", "opus"),
+    }
+    for name, text in logs.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "events.jsonl").write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("options", "ids"),
+    [
+        ("--since 2026-03-05", "b2"),
+        ("--since 2026-03-05T23:31", ""),
+        ("--until 2026-03-01", "a1"),
+        ("--until 2026-02-28", ""),
+        ("--since 2026-03-01 --until 2026-03-05", "a1 b2"),
+        ("--since 2026-03-06 --tz Europe/Berlin", "b2"),
+        ("--until 2026-03-05 --tz Europe/Berlin", "a1"),
+        ("--since 2026-03-05T18:00-05:00", "b2"),
+        ("--session a", "a1"),
+        ("--repo ALPHA", "a1"),
+        ("--repo dev/b2", "b2"),
+        ("--branch login", "b2"),
+        ("--model GPT", "a1"),
+        ("--model small", "a1 b2"),
+        ("--model zzz", ""),
+        ("--agent explore", "a1 b2"),
+        ("--agent main", "a1 b2"),
+        ("--agent zzz", ""),
+        ("--repo octo --branch main", "a1"),
+        ("--repo alpha --branch login", ""),
+    ],
+)
+def test_filters_choose_sessions(cli, two, options, ids):
+    code, out, _ = cli("sessions", two, "--json", "--tz", "UTC", *options.split())
+    assert [row["session_id"] for row in json.loads(out)] == ids.split()
+    assert code == (0 if ids else 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "calls", "tools", "models"),
+    [
+        ("", 4, {"bash": 2, "task": 2}, {"small", "gpt-x", "opus"}),
+        ("--agent main", 2, {"bash": 2, "task": 2}, {"gpt-x", "opus"}),
+        ("--agent expl", 2, {}, {"small"}),
+        ("--agent s1 --session a", 1, {}, {"small"}),
+        ("--model opus", 1, {"bash": 1, "task": 1}, {"opus"}),
+        ("--model small", 2, {}, {"small"}),
+        ("--since 2026-03-05T23:30:08", 1, {}, {"small"}),
+    ],
+)
+def test_filters_choose_calls_and_their_tools(cli, two, options, calls, tools, models):
+    def rows(command):
+        return json.loads(cli(command, two, "--json", "--tz", "UTC", *options.split())[1])
+
+    assert len(rows("turns")) == calls
+    assert {row["tool"]: row["calls"] for row in rows("tools")} == tools
+    assert {row["model"] for row in rows("models")} == models
+    assert sum(row["output_tokens"] for row in rows("daily")) == sum(
+        row["output_tokens"] for row in rows("models")
+    )
+
+
+def test_days_are_of_the_zone_asked_for(cli, two):
+    for zone, days in (("UTC", ["01", "05"]), ("Asia/Tokyo", ["01", "06"])):
+        rows = json.loads(cli("daily", two, "--json", "--tz", zone)[1])
+        assert [row["day"][-2:] for row in rows] == days
