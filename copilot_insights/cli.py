@@ -5,7 +5,7 @@ exits; everything else is imported late, so that --help is instant.
 import os
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -29,9 +29,16 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    epilog="For example:\n\ncopilot-insights --since 7d\n\ncopilot-insights tools --json\n\n"
+    "copilot-insights show",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
+# kept here, where nothing heavy is imported; a test holds it equal to schema.TABLES
+TABLE_NAMES: Final = (
+    "sessions", "interactions", "llm_calls", "tool_calls", "usage", "bookings", "subagents",
+    "permissions", "hooks", "incidents", "events",
+)  # fmt: skip
 _FORMATS: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".txt": "table"}
 _Option = typer.Option
 
@@ -50,7 +57,7 @@ class Options:
     json: Annotated[bool, _Option("--json", help="Short for --format json.")] = False
     output: Annotated[
         Path | None,
-        _Option("--output", "-o", metavar="FILE", help="Write here; its suffix is the format."),
+        _Option("--output", "-o", metavar="FILE", help="Write to FILE (.json, .csv, .md, .txt)."),
     ] = None
     force: Annotated[bool, _Option("--force", help="Overwrite that file.")] = False
     limit: Annotated[
@@ -104,13 +111,13 @@ def _reading(function: Callable[..., None]) -> Callable[..., None]:
 # --- commands -----------------------------------------------------------------------------
 
 _REPORTS: Final = {
-    "report": "Calls, tokens, credits, where the time went, models, tools, trend, data quality.",
-    "sessions": "Sessions, a line each: calls, tools, tokens, active time.",
-    "turns": "Model calls, a line each: latency, tokens, the tools asked for.",
-    "tools": "Tools: calls, failures, latency (p50, p95, max), total run time.",
-    "models": "Models: calls, failures, latency, tokens, credits.",
+    "report": "The overview; what you get without a command.",
+    "sessions": "Sessions: calls, tools, tokens, active time.",
+    "turns": "Model calls: latency, tokens, tools asked for.",
+    "tools": "Tools: calls, failures, latency, total time.",
+    "models": "Models: calls, latency, tokens, credits.",
     "agents": "Sub-agents: runs, calls, tokens, time.",
-    "daily": "Days: calls, tools, tokens, credits, booked at the time of each call.",
+    "daily": "Days: calls, tools, tokens, credits.",
 }
 
 
@@ -119,6 +126,9 @@ def _report_command(name: str, text: str) -> None:
         from copilot_insights.reports import NAMED  # noqa: PLC0415
 
         tables, chosen, tz = _load(options)
+        lines = int(tables.sessions["rejected_lines"].sum())
+        if lines and not tables.sessions["events"].sum():
+            raise InsightsError(f"none of {lines} lines is an event", "Is that a session log?")
         _put(NAMED[name](tables, chosen, tz), options, tz)
         _not_empty(tables)
 
@@ -134,14 +144,13 @@ for _name, _text in _REPORTS.items():
 @_reading
 def table(
     options: Options,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="See the README for all tables.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(TABLE_NAMES)}.")],
 ) -> None:
-    """A table, whole: sessions, interactions, llm_calls, tool_calls, usage, and more."""
+    """A table, whole, for other programs."""
     from copilot_insights import reports  # noqa: PLC0415
-    from copilot_insights.schema import TABLES  # noqa: PLC0415
 
-    if name not in TABLES:
-        raise InsightsError(f"no table {name}", f"Tables: {', '.join(TABLES)}.", exit_code=2)
+    if name not in TABLE_NAMES:
+        raise InsightsError(f"no table {name}", f"Tables: {', '.join(TABLE_NAMES)}.", exit_code=2)
     tables, _, tz = _load(options, events=name == "events")
     _put([reports.table(tables, name)], options, tz)
     _not_empty(tables)
@@ -152,28 +161,32 @@ def table(
 def show(
     options: Options,
     which: Annotated[
-        str, typer.Argument(metavar="SESSION", help="The beginning of its id, or its log.")
-    ],
+        str | None,
+        typer.Argument(metavar="SESSION", help="Its id's beginning, or its log; default: newest."),
+    ] = None,
     *,
     content: Annotated[bool, _Option("--content", help="Print what was said, too.")] = False,
 ) -> None:
-    """One session as a tree: interaction, turn, tool, sub-agent, with times."""
+    """One session as a tree, with times."""
     from copilot_insights.tree import show as tree  # noqa: PLC0415
 
-    if Path(which).exists():
-        options = Options(**{**vars(options), "paths": [which, *(options.paths or [])]})
-        tables, _, tz = _load(options)
-        session_id = tables.sessions["session_id"][0]
-    else:
-        tables, _, tz = _load(options)
-        session_id = _session(tables, which)
+    if which and Path(which).exists():
+        options = replace(options, paths=[which, *(options.paths or [])])
+        which = None
+    tables, _, tz = _load(options)
+    _not_empty(tables)
+    session_id = _session(tables, which) if which else _newest(tables)
     _put([tree(tables, session_id, tz, content=content)], options, tz)
+
+
+def _newest(tables: "Tables") -> str:
+    return str(tables.sessions.sort("started_at", nulls_last=False)["session_id"][-1])
 
 
 @app.command()
 @_reading
 def check(options: Options) -> None:
-    """Damage, open spans, disagreeing counts, unknown types; exits 3 if there are problems."""
+    """Damage and doubts; exits 3 if there are any."""
     from copilot_insights.reports import NAMED, PROBLEMS  # noqa: PLC0415
 
     tables, chosen, tz = _load(options)
@@ -265,8 +278,6 @@ def _form(options: Options) -> str:
 
 def _put(sections: "list[Section]", options: Options, tz: str) -> None:
     """Prints the sections, or writes them where --output says."""
-    from dataclasses import replace  # noqa: PLC0415
-
     from copilot_insights.render import render  # noqa: PLC0415
 
     if options.limit is not None:
@@ -341,10 +352,19 @@ def _root(
         raise typer.Exit
 
 
+def _meant(words: list[str], names: set[str]) -> str:
+    """For a mistyped command, which is taken for a path."""
+    from difflib import get_close_matches  # noqa: PLC0415
+
+    typed = words[1] if words[:1] == ["report"] and len(words) > 1 else ""
+    near = get_close_matches(typed, names, n=1, cutoff=0.7)
+    return f" Or did you mean the command {near[0]}?" if near else ""
+
+
 def _unforeseen(error: Exception) -> int:
     """Wrong usage as typer words it, else a fault of ours; a line, and the exit code."""
     if hasattr(error, "format_message"):
-        _note(f"{error.format_message()} Try --help.")
+        _note(f"{error.format_message().rstrip('.')}. Try --help.")
         return 2
     _note(
         f"this should not happen: {type(error).__name__}: {error}. "
@@ -371,7 +391,7 @@ def main() -> None:
     try:
         code = app(words, standalone_mode=False)
     except InsightsError as error:
-        _note(str(error))
+        _note(str(error) + _meant(words, names))
         code = error.exit_code
     except typer.Exit as error:
         code = error.exit_code

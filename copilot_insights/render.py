@@ -76,7 +76,7 @@ def _plain(value: object) -> str:
         return f"{value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
     if isinstance(value, date):
         return value.isoformat()
-    raise TypeError(type(value))
+    return str(value)
 
 
 def _csv(sections: Sequence[Section]) -> Iterator[str]:
@@ -195,11 +195,13 @@ def _terminal(sections: Sequence[Section], tz: str, width: int, *, color: bool) 
         frame, more = _shown(section)
         for label, text in section.lines:
             console.print(_labelled(label, clean(text), width))
+        missing = ""
         if section.columns and frame.height:
-            console.print(_grid(frame, section.columns, tz, width))
+            grid, missing = _grid(frame, section, tz, width)
+            console.print(grid)
         elif section.columns:
-            console.print(Text("  none", style="dim"))
-        for note in filter(None, (section.note, more)):
+            console.print(Text("none", style="dim"))
+        for note in filter(None, (section.note, more, missing)):
             console.print(Text(clean(note), style="dim"))
     for line in out.getvalue().splitlines(keepends=True):
         yield line.rstrip() + "\n"  # a grid pads its last column
@@ -216,15 +218,19 @@ def _labelled(label: str, text: str, width: int) -> Any:  # noqa: ANN401 (rich i
     return grid
 
 
-def _grid(frame: pl.DataFrame, columns: tuple[Column, ...], tz: str, width: int) -> Any:  # noqa: ANN401
+def _grid(frame: pl.DataFrame, section: Section, tz: str, width: int) -> tuple[Any, str]:
+    """The rows as a grid, and what to say of columns that did not fit."""
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     cells = {
-        c: [units.bar(v, _BAR) if c.unit == "bar" else _text(v, c.unit, tz) for v in frame[c.of]]
-        for c in columns
+        c: [
+            units.bar(v, _BAR) if c.unit == "bar" else _text(v, c.unit, tz)
+            for v in frame[c.of].to_list()
+        ]
+        for c in section.columns
     }
-    kept, sizes = _fitting(columns, cells, width)
+    kept, sizes = _fitting(section.columns, cells, width)
     table = Table(
         box=None,
         padding=(0, _GAP, 0, 0),
@@ -243,7 +249,9 @@ def _grid(frame: pl.DataFrame, columns: tuple[Column, ...], tz: str, width: int)
         )
     for row in zip(*(cells[column] for column in kept), strict=True):
         table.add_row(*(Text(cell) for cell in row))
-    return table
+    whole = section.title or section.lines or len(kept) == len(section.columns)
+    missing = f"{len(kept)} of {len(section.columns)} columns; --format json or csv has all."
+    return table, "" if whole else missing
 
 
 def _fitting(

@@ -104,10 +104,10 @@ def overview(tables: Tables, chosen: Filter, tz: str) -> Section:
         f"and {n['compaction_input_tokens']} in, {n['compaction_output_tokens']} out "
         f"for {units.plural(o['compactions'], 'compaction')}"
     )
-    spent = o["ai_credits"]
-    cost = "AI credits: not stated" if spent is None else f"{units.amount(spent)} AI credits"
-    premium = o["premium_requests"]
-    requests = "" if premium is None else f"{units.amount(premium)} premium requests"
+    cost = [
+        _stated(tables, "ai_credits", o["ai_credits"], "AI credits"),
+        _stated(tables, "premium_requests", o["premium_requests"], "premium requests"),
+    ]
     rate = units.percent(o["failed_tool_calls"] / (o["tool_calls"] or 1))
     lines = (
         ("sessions", _list(n["sessions"], days, _versions(tables))),
@@ -118,7 +118,7 @@ def overview(tables: Tables, chosen: Filter, tz: str) -> Section:
             _list(f"{n['input_tokens']} in{cached}", f"{n['output_tokens']} out{reasoning}"),
         ),
         ("", packed if o["compaction_input_tokens"] else ""),
-        ("cost", _list(cost, requests)),
+        ("cost", _list(*cost)),
         (
             "tool calls",
             _list(
@@ -131,6 +131,15 @@ def overview(tables: Tables, chosen: Filter, tz: str) -> Section:
     return Section(
         "overview", _title(chosen), frame, lines=tuple(line for line in lines if line[1])
     )
+
+
+def _stated(tables: Tables, column: str, amount: float | None, what: str) -> str:
+    """An amount, and of how many sessions it is where some do not say."""
+    known, of = tables.sessions[column].count(), tables.sessions.height
+    if not known or amount is None:
+        return f"{what} not stated"
+    part = "" if known == of else f" (stated by {units.count(known)} of {units.count(of)} sessions)"
+    return f"{units.amount(amount)} {what}{part}"
 
 
 def _some(number: int, what: str) -> str:
@@ -191,10 +200,8 @@ def time(tables: Tables, chosen: Filter) -> Section:
     )
     whole = int(frame["ms"].sum())
     away = 0 if chosen.timed() else int(tables.sessions["user_ms"].sum())
-    nested = int(tables.tool_calls.filter(pl.col("tool") == "task")["run_ms"].sum())
     notes = [
         f"{units.duration(whole)} in interactions",
-        nested and f"of the tools' time {units.duration(nested)} was sub-agents",
         away and f"waiting for the user beside that: {units.duration(away)}",
     ]
     columns = (
@@ -293,24 +300,18 @@ def daily(tables: Tables, tz: str, limit: int | None = None) -> Section:
     return Section("daily", f"By day ({tz})", frame, columns, shown, limit=limit, newest=True)
 
 
-# what an incident is called, and whether `check` minds it
-_KINDS: Final[dict[str, tuple[str, bool]]] = {
-    "rejected_line": ("line that is not an event", True),
-    "bad_field": ("event with damaged fields", True),
-    "unpaired_end": ("end without a start", True),
-    "count_mismatch": ("disagreement between totals and calls", True),
-    "open_turn": ("turn cut off", True),
-    "open_tool": ("tool call cut off", True),
-    "tokens_unknown": ("session with tokens that no source knows", False),
-    "unknown_type": ("event type unknown here", False),
-    "error": ("error", False),
-    "abort": ("abort", False),
-    "retry": ("retry", False),
-    "compaction": ("compaction", False),
-    "truncation": ("truncation", False),
-    "repeated_call": ("tool call repeated with the same arguments", False),
+# incident → what one and many are called, and whether `check` minds it
+_KINDS: Final[dict[str, tuple[str, str, bool]]] = {
+    "rejected_line": ("line not an event", "lines not events", True),
+    "bad_field": ("event damaged", "events damaged", True),
+    "unpaired_end": ("end without a start", "ends without a start", True),
+    "count_mismatch": ("total disagrees", "totals disagree", True),
+    "open_turn": ("turn cut off", "turns cut off", True),
+    "open_tool": ("tool cut off", "tools cut off", True),
+    "tokens_unknown": ("session's tokens unknown", "sessions' tokens unknown", False),
+    "unknown_type": ("unknown event type", "unknown event types", False),
 }
-PROBLEMS: Final = tuple(kind for kind, (_, problem) in _KINDS.items() if problem)
+PROBLEMS: Final = tuple(kind for kind, (_, _, problem) in _KINDS.items() if problem)
 _SOURCES: Final = {
     "usage_record": "usage records",
     "store": "the session store",
@@ -325,26 +326,14 @@ def quality(tables: Tables) -> Section:
     frame = metrics.quality(tables)
     found = {row["kind"]: row for row in frame.iter_rows(named=True)}
     words = [
-        units.plural(found[kind]["incidents"], name, _plural(name))
-        for kind, (name, problem) in _KINDS.items()
-        if kind in found and (problem or kind in {"tokens_unknown", "unknown_type"})
+        units.plural(found[kind]["incidents"], one, many)
+        for kind, (one, many, _) in _KINDS.items()
+        if kind in found
     ]
-    repeats = int(tables.sessions["duplicate_events"].sum())
-    if repeats:
-        words.append(
-            units.plural(
-                repeats, "event found twice and counted once", "events found twice and counted once"
-            )
-        )
-    lines = [
-        (
-            "read",
-            _list(
-                units.plural(int(tables.sessions["events"].sum()), "event"),
-                *(words or ["nothing damaged, nothing open"]),
-            ),
-        )
-    ]
+    if repeats := int(tables.sessions["duplicate_events"].sum()):
+        words.append(f"{units.plural(repeats, 'event')} found again and counted once")
+    read = units.plural(int(tables.sessions["events"].sum()), "event")
+    lines = [("read", _list(read, *(words or ["nothing damaged, nothing open"])))]
     sources: dict[str, int] = {}
     for value in tables.sessions["usage_source"]:
         for source in (value or "").split("+"):
@@ -352,16 +341,10 @@ def quality(tables: Tables) -> Section:
     told = [f"{_SOURCES[s]} {units.count(n)}" for s, n in sources.items() if s in _SOURCES]
     if sources.get(""):
         told.append(f"not stated {units.count(sources[''])}")
-    lines.append(("tokens from", _list(*told) + " (sessions)"))
+    lines.append(("tokens from", f"{_list(*told)} (sessions)"))
     if tables.bookings["estimated"].any():
         lines.append(("estimated", "stated totals are shared out to calls for days and sub-agents"))
     return Section("quality", "Data quality", frame, lines=tuple(lines))
-
-
-def _plural(name: str) -> str:
-    head, _, rest = name.partition(" ")
-    ends = {"tool": "tool calls" + rest.removeprefix("call"), "event": f"events {rest}"}
-    return ends.get(head, f"{head}s {rest}".strip())
 
 
 # --- lists --------------------------------------------------------------------------------
@@ -381,7 +364,7 @@ def sessions(tables: Tables) -> Section:
     columns = (
         Column("started_at", "started", "time"),
         Column("id", "session"),
-        Column("where", "where", "text", 2),
+        Column("where", "where", "text", 3),
         Column("branch", "branch", "text", 6),
         Column("model", "model", "text", 3),
         Column("cli_version", "CLI", "text", 5),
@@ -392,7 +375,7 @@ def sessions(tables: Tables) -> Section:
         Column("subagents", "agents", "count", 7),
         *_AMOUNTS,
         Column("active_ms", "active", "ms"),
-        Column("end", "end", "text", 3),
+        Column("end", "end", "text", 1),
     )
     return Section("sessions", "Sessions", frame, columns, shown, limit=40, newest=True)
 
@@ -415,9 +398,9 @@ def turns(tables: Tables) -> Section:
     columns = (
         Column("started_at", "started", "time"),
         Column("id", "session"),
-        Column("agent", "agent", "text", 4),
+        Column("agent", "agent", "text", 0),
         Column("interaction", "loop", "count", 5),
-        Column("what", "turn", "text", 1),
+        Column("what", "turn", "text", 0),
         Column("model", "model", "text", 3),
         Column("state", "status", "text", 1),
         Column("llm_ms", "model time", "ms"),
@@ -448,28 +431,26 @@ _UNITS: Final = {
 
 def check(tables: Tables) -> Section:
     """Every incident that is a problem, and the unknown types."""
-    kinds = [*PROBLEMS, "tokens_unknown", "unknown_type"]
-    paths = tables.sessions.select("session_id", "path")
-    found = tables.incidents.filter(pl.col("kind").is_in(kinds)).join(
-        paths, on="session_id", how="left"
+    found = tables.incidents.filter(pl.col("kind").is_in(list(_KINDS))).join(
+        tables.sessions.select("session_id", "path"), on="session_id", how="left"
     )
     shown = found.with_columns(
         id=pl.col("session_id").str.head(8),
-        what=pl.col("kind").replace_strict({k: n for k, (n, _) in _KINDS.items()}, default=None),
-        problem=pl.col("kind").is_in(PROBLEMS),
-    )
+        what=pl.col("kind").replace_strict({kind: one for kind, (one, _, _) in _KINDS.items()}),
+        order=pl.col("kind").replace_strict({kind: n for n, kind in enumerate(_KINDS)}),
+        log=pl.col("path").str.split("/").list.tail(2).list.join("/"),
+    ).sort("order", maintain_order=True)
     columns = (
         Column("id", "session"),
-        Column("at", "time", "time", 3),
         Column("what", "what"),
         Column("detail", "where"),
-        Column("path", "log", "text", 4),
+        Column("log", "log", "text", 2),
+        Column("at", "time", "time", 5),
     )
-    number = shown.filter("problem").height
-    problems = units.plural(number, "problem")
+    problems = units.plural(found.filter(pl.col("kind").is_in(PROBLEMS)).height, "problem")
     events = units.plural(int(tables.sessions["events"].sum()), "event")
-    note = f"{problems} in {units.plural(tables.sessions.height, 'session')}, {events}."
-    return Section("check", "Check", shown.drop("id"), columns, shown, note=note)
+    title = f"{problems} in {units.plural(tables.sessions.height, 'session')}, {events}"
+    return Section("check", title, found, columns, shown)
 
 
 NAMED: Final[dict[str, Callable[[Tables, Filter, str], list[Section]]]] = {
