@@ -299,9 +299,12 @@ def _put(sections: "list[Section]", options: Options, tz: str) -> None:
 
 
 def _write(file: Any, pieces: Iterable[str]) -> None:  # noqa: ANN401
-    for piece in pieces:
-        file.write(piece)
-    file.flush()
+    try:
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+    except BrokenPipeError:  # `| head` has seen enough; what is buffered goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 def _terminal() -> tuple[int, bool]:
@@ -389,7 +392,7 @@ def main() -> None:
         # a terminal of another encoding, or a lone surrogate in a path, is no reason to fail
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        code = app(words, standalone_mode=False)
+        code = app(words, standalone_mode=False, prog_name="copilot-insights")
     except InsightsError as error:
         _note(str(error) + _meant(words, names))
         code = error.exit_code
@@ -397,9 +400,6 @@ def main() -> None:
         code = error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing left to flush
-        code = 0
     except Exception as error:
         if os.environ.get("COPILOT_INSIGHTS_DEBUG"):
             raise

@@ -5,28 +5,17 @@ events = non-empty lines.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from functools import cache
 from itertools import repeat
-from operator import attrgetter, itemgetter
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
-import msgspec
 import polars as pl
 
-from copilot_insights.decoder import Decoded, decode
+from copilot_insights.columns import columns, payload
+from copilot_insights.decoder import Decoded, Rejected, decode
 from copilot_insights.discover import LogFile
-from copilot_insights.schema import (
-    AT,
-    EVENT_COLUMNS,
-    EVENTS,
-    FIELDS,
-    MAIN,
-    RENAMED,
-    Event,
-    Other,
-    StreamResult,
-)
+from copilot_insights.schema import EVENT_COLUMNS, EVENTS, FIELDS, MAIN, Event, StreamResult
 
 
 class Events:
@@ -54,13 +43,8 @@ class Events:
         return self._found[types].lazy()
 
     def _of(self, types: tuple[str, ...]) -> pl.DataFrame:
-        empty = pl.DataFrame(
-            schema={"row": pl.UInt32} | {c: EVENT_COLUMNS[c] for t in types for c in FIELDS[t]}
-        )
-        found = [self._payloads[t] for t in types if t in self._payloads]
-        payload = pl.concat([empty, *found], how="diagonal") if found else empty
-        if len(found) > 1:
-            payload = payload.sort("row")
+        found = [self._payloads.get(name, _none_of(name)) for name in types]
+        payload = found[0] if len(found) == 1 else pl.concat(found, how="diagonal").sort("row")
         return self.base[payload["row"]].hstack(payload.drop("row"))
 
     def table(self) -> pl.LazyFrame:
@@ -69,6 +53,13 @@ class Events:
         empty = pl.LazyFrame(schema={"row": pl.UInt32, **EVENT_COLUMNS})
         payload = pl.concat([empty, *rest], how="diagonal")
         return self.base.lazy().join(payload, on="row", how="left", maintain_order="left")
+
+
+@cache
+def _none_of(name: str) -> pl.DataFrame:
+    """The payload frame of an event type without events."""
+    columns = {column: EVENT_COLUMNS[column] for column in FIELDS[name]}
+    return pl.DataFrame(schema={"row": pl.UInt32, **columns})
 
 
 class Read(NamedTuple):
@@ -86,156 +77,210 @@ class Read(NamedTuple):
     problems: list[str]
 
 
-class _Column(NamedTuple):
-    """A column of the events frame: fields of the payload struct (by position, and the path
-    within), and what is computed of them.
-    """
-
-    name: str
-    sources: tuple[tuple[int, str], ...]
-    function: Callable[..., Any] | None
-
-
-def _plan(name: str, struct: type[Event]) -> list[_Column]:
-    data = next(f for f in msgspec.structs.fields(struct) if f.name == "data").type
-    position = {f.encode_name: i for i, f in enumerate(msgspec.structs.fields(data))}
-    columns = []
-    for column, of in FIELDS[name].items():
-        paths, function = ((of,), None) if isinstance(of, str) else (of.paths, of.function)
-        split = (path.partition(".") for path in paths)
-        sources = tuple((position[head], rest) for head, _, rest in split)
-        columns.append(_Column(column, sources, function))
-    return columns
-
-
-_NAME: Final = {struct: RENAMED.get(name, name) for name, struct in EVENTS.items()}
-_PLANS: Final = {s: _plan(name, s) for s, name in _NAME.items() if name in FIELDS}
-
-
-def _payload(kind: type[Event], rows: list[int], events: list[Event]) -> pl.DataFrame:
-    astuple = msgspec.structs.astuple
-    fields = list(zip(*[astuple(e.data) for e in events], strict=True))  # type: ignore[attr-defined]
-    series = [pl.Series("row", rows, pl.UInt32)]
-    for column in _PLANS[kind]:
-        values = [
-            map(attrgetter(path), fields[place]) if path else fields[place]
-            for place, path in column.sources
-        ]
-        got = values[0] if column.function is None else map(column.function, *values)
-        series.append(_series(column.name, got))
-    return pl.DataFrame(series)
-
-
-def _series(name: str, values: Iterable[Any]) -> pl.Series:
-    return pl.Series(
-        name, values if isinstance(values, tuple) else list(values), EVENT_COLUMNS[name]
-    )
+_LAYOUTS: Final = ("directory", "flat", "stdout")
+_START: Final = EVENTS["session.start"]
+_CHUNK: Final = 16_384
 
 
 class _Log(NamedTuple):
+    """A log that was read. `stated` is the session's id and `started` its start as the log
+    says them; `repeats` is the number of the first log that it repeats events of.
+    """
+
     file: LogFile
     size: int
-    decoded: Decoded
+    events: int
+    rejected: list[Rejected]
     stated: str | None
-    start: Event | None = None
+    started: str
+    start: Event | None
     duplicates: int = 0
     repeats: int | None = None
-    """The number of the log that it repeats events of."""
 
-
-_LAYOUTS: Final = ("directory", "flat", "stdout")
-_START: Final = EVENTS["session.start"]
-_TURNS: Final = (EVENTS["assistant.turn_start"], EVENTS["assistant.turn_end"])
+    def rank(self) -> tuple[int, bool, str]:
+        """Of logs that hold the same event the first counts it: the stored log before a
+        stdout copy, the original before its fork.
+        """
+        return _LAYOUTS.index(self.file.layout), self.stated != self.file.name, self.started
 
 
 def read(files: Sequence[LogFile]) -> Read:
-    """Logs as one bundle of events; the same event seen twice (by id) counts once."""
-    logs, problems = [], []
-    for order, file in enumerate(files):
+    """Logs as one bundle of events. A log that can't be read is a problem, and no more."""
+    chunks = _Chunks()
+    logs, problems = list[_Log](), []
+    for file in files:
         try:
             data = file.read()
         except OSError as error:
             problems.append(f"cannot read {file.path}: {error.strerror}")
             continue
         decoded = decode(data)
-        start = next((e for e in decoded.events if type(e) is _START), None)
-        stated, started = _stated(start, decoded.events)
-        # the log that an event is counted in: the stored one before a stdout copy, the
-        # original before its fork
-        rank = (_LAYOUTS.index(file.layout), stated != file.name, started, order)
-        logs.append((rank, _Log(file, len(data), decoded, stated, start)))
-    return _assemble(_drop_seen([log for _, log in sorted(logs, key=itemgetter(0))]), problems)
-
-
-def _stated(start: Event | None, events: list[Event]) -> tuple[str | None, str]:
-    """The session's id and start, as the log says them."""
-    if start and (data := start.data).sessionId:  # type: ignore[attr-defined]
-        return data.sessionId, data.startTime or start.timestamp or "~"
-    last = next((e for e in reversed(events) if isinstance(e, StreamResult)), None)
-    return (last.session_id if last else None), "~"
-
-
-def _drop_seen(logs: list[_Log]) -> list[_Log]:
-    ids = pl.Series([e.id or None for log in logs for e in log.decoded.events], dtype=pl.String)
-    if not ids.drop_nulls().is_duplicated().any():
-        return logs
-    seen: dict[str, int] = {}
-    return [_drop_seen_of(log, number, seen) for number, log in enumerate(logs)]
-
-
-def _drop_seen_of(log: _Log, number: int, seen: dict[str, int]) -> _Log:
-    """The log without what is in `seen`, event id → number of the log it was first seen in."""
-    old = log.decoded
-    bad = dict(old.bad_fields)
-    new = Decoded([], [], old.rejected, [])
-    repeats = None
-    for index, (event, line) in enumerate(zip(old.events, old.lines, strict=True)):
-        if event.id:
-            if event.id in seen:
-                repeats = seen[event.id] if repeats is None else repeats
-                continue
-            seen[event.id] = number
-        if index in bad:
-            new.bad_fields.append((len(new.events), bad[index]))
-        new.events.append(event)
-        new.lines.append(line)
-    duplicates = len(old.events) - len(new.events)
-    return log._replace(decoded=new, duplicates=duplicates, repeats=repeats)
-
-
-def _assemble(logs: list[_Log], problems: list[str]) -> Read:
-    events = [event for log in logs for event in log.decoded.events]
-    groups: defaultdict[type[Event], tuple[list[int], list[Event]]] = defaultdict(lambda: ([], []))
-    for row, event in enumerate(events):
-        rows, members = groups[event.__class__]
-        rows.append(row)
-        members.append(event)
-    # a stream of 1.0.65 shows the turns of sub-agents that its stored log is silent about
-    passing = [
-        row
-        for kind in _TURNS
-        for row, event in zip(*groups.get(kind, ([], [])), strict=True)
-        if event.ephemeral
-    ]
-    parts: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
-    for kind, (rows, members) in groups.items():
-        if kind in _PLANS:
-            parts[_NAME[kind]].append(_payload(kind, rows, members))
-    payloads = {name: pl.concat(frames).sort("row") for name, frames in parts.items()}
-    if passing:
-        gone = pl.col("row").is_in(passing)
-        payloads = {name: frame.filter(~gone) for name, frame in payloads.items()}
+        logs.append(_log(file, len(data), decoded))
+        chunks.add(len(logs) - 1, decoded)
+    base, payloads = chunks.frames()
+    if _overlap(base, logs):
+        base, payloads, logs = _drop_seen(base, payloads, logs)
     ids = _session_ids(logs)
     rejected = [
         (session, log.file.path, *line)
         for session, log in zip(ids, logs, strict=True)
-        for line in log.decoded.rejected
+        for line in log.rejected
     ]
     return Read(
-        Events(_base(events, logs, ids, payloads, passing), payloads),
+        Events(_place(base, payloads, ids), payloads),
         _files(logs, ids),
         pl.DataFrame(rejected, schema=_REJECTED, orient="row"),
         problems,
+    )
+
+
+def _log(file: LogFile, size: int, decoded: Decoded) -> _Log:
+    events = decoded.events
+    start = next((e for e in events if type(e) is _START), None)
+    if start and (said := start.data).sessionId:  # type: ignore[attr-defined]
+        stated, started = said.sessionId, said.startTime or start.timestamp or "~"
+    else:
+        last = next((e for e in reversed(events) if isinstance(e, StreamResult)), None)
+        stated, started = last.session_id if last else None, "~"
+    return _Log(file, size, len(events), decoded.rejected, stated, started, start)
+
+
+class _Chunks:
+    """Turns events into columns a few thousand at a time: as objects they take ten times
+    the memory.
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[int, Decoded]] = []
+        self._bases: list[pl.DataFrame] = []
+        self._payloads: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
+        self._rows = 0
+
+    def add(self, log: int, decoded: Decoded) -> None:
+        """The events of the log of that number."""
+        self._pending.append((log, decoded))
+        if sum(len(d.events) for _, d in self._pending) >= _CHUNK:
+            self._flush()
+
+    def _flush(self) -> None:
+        events = [event for _, d in self._pending for event in d.events]
+        base, payloads = columns(events, self._rows)
+        logs = [x for log, d in self._pending for x in repeat(log, len(d.events))]
+        lines = [line for _, d in self._pending for line in d.lines]
+        base = base.with_columns(
+            pl.Series("log", logs, pl.UInt32),
+            pl.Series("line", lines, pl.Int64),
+            _bad_fields(base, [d for _, d in self._pending]),
+        )
+        self._bases.append(base)
+        for name, frame in payloads.items():
+            self._payloads[name].append(frame)
+        self._rows += len(events)
+        self._pending.clear()
+
+    def frames(self) -> tuple[pl.DataFrame, dict[str, pl.DataFrame]]:
+        """All events, in the order of the logs."""
+        self._flush()
+        payloads = {name: pl.concat(f).sort("row") for name, f in self._payloads.items()}
+        return pl.concat(self._bases), payloads
+
+
+def _bad_fields(base: pl.DataFrame, decoded: list[Decoded]) -> pl.Series:
+    """What of each event was missing because it was damaged, in words; mostly null."""
+    named: defaultdict[int, list[str]] = defaultdict(list)
+    first = 0
+    for one in decoded:
+        for index, name in one.bad_fields:
+            named[first + index].append(name)
+        first += len(one.events)
+    for row in base["at"].is_null().arg_true():
+        named[row].append(f"{base['type'][row]}: timestamp")
+    texts = pl.Series("bad_fields", [None], dtype=pl.String).new_from_index(0, base.height)
+    return texts.scatter(list(named), ["; ".join(names) for names in named.values()])
+
+
+def _overlap(base: pl.DataFrame, logs: list[_Log]) -> bool:
+    named = [log.stated or log.file.name for log in logs]
+    return len(set(named)) < len(named) or bool(base["event_id"].drop_nulls().is_duplicated().any())
+
+
+def _drop_seen(
+    base: pl.DataFrame, payloads: dict[str, pl.DataFrame], logs: list[_Log]
+) -> tuple[pl.DataFrame, dict[str, pl.DataFrame], list[_Log]]:
+    """Each event once, in the order of the logs' ranks; rows and logs are counted anew."""
+    order = sorted(range(len(logs)), key=lambda number: (logs[number].rank(), number))
+    place = pl.DataFrame({"log": order}, schema={"log": pl.UInt32}).with_row_index("place")
+    base = (
+        base.join(place, on="log", maintain_order="left")
+        .sort("place", maintain_order=True)
+        .with_columns(log="place")
+    )
+    seen = pl.col("event_id").is_not_null() & ~pl.col("event_id").is_first_distinct()
+    base = base.with_columns(seen=seen, first=pl.col("log").first().over("event_id"))
+    again = base.filter("seen").group_by("log").agg(pl.len(), pl.col("first").first())
+    counts = {log: (number, first) for log, number, first in again.iter_rows()}
+    base = base.filter(~pl.col("seen")).drop("seen", "first", "place")
+    old = base.select("row").with_row_index("new")
+    payloads = {
+        name: frame.join(old, on="row").with_columns(row="new").drop("new").sort("row")
+        for name, frame in payloads.items()
+    }
+    base = base.with_columns(row=pl.int_range(pl.len(), dtype=pl.UInt32))
+    settled = []
+    for number, index in enumerate(order):
+        again_here, first = counts.get(number, (0, None))
+        settled.append(logs[index]._replace(duplicates=again_here, repeats=first))
+    return base, payloads, settled
+
+
+def _session_ids(logs: list[_Log]) -> list[str]:
+    """The session each log belongs to.
+
+    Logs that state the same session are one, unless a stored log has another name and,
+    beside events seen before, some of its own: that is a fork. A stream that states no
+    session (it was cut) is of the one whose events it repeats.
+    """
+    owner: dict[str, str] = {}
+    ids: list[str] = []
+    for log in logs:
+        stated, name = log.stated or log.file.name, log.file.name
+        if log.file.layout == "stdout":
+            cut = log.stated is None and log.repeats is not None
+            ids.append(ids[log.repeats] if cut and log.repeats is not None else stated)
+            continue
+        other = owner.setdefault(stated, name) != name
+        ids.append(name if other and 0 < log.duplicates < log.events else stated)
+    return ids
+
+
+def _place(base: pl.DataFrame, payloads: dict[str, pl.DataFrame], ids: list[str]) -> pl.DataFrame:
+    """Says of each event which session, agent and process it is of."""
+    names = list(dict.fromkeys(ids))
+    codes = {name: code for code, name in enumerate(names)}
+    session = pl.Series([codes[i] for i in ids], dtype=pl.UInt32).gather(base["log"])
+    # a log may say "main" where it usually says nothing
+    own = pl.when(~pl.col("agent_id").is_in(["", MAIN])).then("agent_id")
+    # before 1.0.44 a sub-agent's events say only which tool call it runs in
+    child = [
+        frame.select("row", child=key)
+        for name, frame in payloads.items()
+        if (key := "tool_call_id" if name.startswith("subagent.") else "parent_tool_call_id")
+        in frame.columns
+    ]
+    empty = pl.DataFrame(schema={"row": pl.UInt32, "child": pl.String})
+    children = pl.concat([empty, *child]).drop_nulls()
+    base = base.with_columns(agent_id=own, session=session)
+    base = base.join(children, on="row", how="left", maintain_order="left")
+    base = base.with_columns(agent_id=pl.coalesce("agent_id", "child"))
+    agent = pl.col("agent_id").cast(pl.Categorical).to_physical().cast(pl.UInt64)
+    seq = pl.int_range(pl.len(), dtype=pl.Int64).over("session")
+    begins = pl.col("type").is_in(["session.start", "session.resume"]) | (seq == 0)
+    return base.drop("child", "log").with_columns(
+        pl.col("agent_id").fill_null(MAIN),
+        session_id=pl.Series(names, dtype=pl.String).gather(session),
+        seq=seq,
+        process=begins.cum_sum().over("session").cast(pl.Int64) - 1,
+        agent=pl.col("session") * 2**32 + (agent + 1).fill_null(0),
     )
 
 
@@ -264,133 +309,13 @@ def _files(logs: list[_Log], ids: list[str]) -> pl.DataFrame:
             log.file.path,
             log.file.layout,
             log.size,
-            log.decoded.non_empty() + log.duplicates,
-            len(log.decoded.rejected),
+            log.events + len(log.rejected),
+            len(log.rejected),
             log.duplicates,
         )
         for session, log in zip(ids, logs, strict=True)
     ]
-    starts = [log.start or _START() for log in logs]
-    own = _payload(_START, list(range(len(logs))), starts).drop("row")
-    return pl.DataFrame(rows, schema=_FILES, orient="row").hstack(own)
-
-
-def _session_ids(logs: list[_Log]) -> list[str]:
-    """The session each log belongs to.
-
-    Logs that state the same session are one, unless a stored log has another name and,
-    beside events seen before, some of its own: that is a fork. A stream that states no
-    session (it was cut) is of the one whose events it repeats.
-    """
-    owner: dict[str, str] = {}
-    ids: list[str] = []
-    for log in logs:
-        stated, name = log.stated or log.file.name, log.file.name
-        if log.file.layout == "stdout":
-            cut = log.stated is None and log.repeats is not None
-            ids.append(ids[log.repeats] if cut and log.repeats is not None else stated)
-            continue
-        other = owner.setdefault(stated, name) != name
-        ids.append(name if other and log.duplicates and log.decoded.events else stated)
-    return ids
-
-
-def _base(
-    events: list[Event],
-    logs: list[_Log],
-    ids: list[str],
-    payloads: dict[str, pl.DataFrame],
-    passing: list[int],
-) -> pl.DataFrame:
-    sizes = [len(log.decoded.events) for log in logs]
-    names = list(dict.fromkeys(ids))
-    codes = {name: code for code, name in enumerate(names)}
-    session = [x for name, n in zip(ids, sizes, strict=True) for x in repeat(codes[name], n)]
-    base = pl.DataFrame(
-        {
-            "session": pl.Series(session, dtype=pl.UInt32),
-            "line": pl.Series([n for log in logs for n in log.decoded.lines], dtype=pl.Int64),
-            "event_id": pl.Series([e.id or None for e in events], dtype=pl.String),
-            "parent_id": pl.Series([e.parent_id for e in events], dtype=pl.String),
-            "type": _types(events),
-            "at": _times(pl.Series([e.timestamp for e in events], dtype=pl.String)),
-            "agent_id": pl.Series([e.agent_id for e in events], dtype=pl.String),
-        }
-    ).with_row_index("row")
-    # a log may say "main" where it usually says nothing
-    base = base.with_columns(pl.when(~pl.col("agent_id").is_in(["", MAIN])).then("agent_id"))
-    # before 1.0.44 a sub-agent's events say only which tool call it runs in
-    child = [
-        frame.select("row", child=key)
-        for name, frame in payloads.items()
-        if (key := "tool_call_id" if name.startswith("subagent.") else "parent_tool_call_id")
-        in frame.columns
-    ]
-    if child:
-        children = pl.concat(child).drop_nulls()
-        base = base.join(children, on="row", how="left", maintain_order="left")
-        base = base.with_columns(pl.coalesce("agent_id", "child").alias("agent_id")).drop("child")
-    child_code = pl.col("agent_id").cast(pl.Categorical).to_physical().cast(pl.UInt64)
-    seq = pl.int_range(pl.len(), dtype=pl.Int64).over("session")
-    begins = pl.col("type").is_in(["session.start", "session.resume"]) | (seq == 0)
-    return base.with_columns(
-        pl.col("agent_id").fill_null(MAIN),
-        session_id=pl.Series(names, dtype=pl.String).gather(base["session"]),
-        bad_fields=_bad_fields(logs, base),
-        seq=seq,
-        passing=pl.col("row").is_in(passing) if passing else pl.lit(value=False),
-        process=begins.cum_sum().over("session").cast(pl.Int64) - 1,
-        agent=pl.col("session") * 2**32 + (child_code + 1).fill_null(0),
-    )
-
-
-_CODES: Final = {kind: code for code, kind in enumerate(_NAME)}
-_NAMES: Final = pl.Series(_NAME.values(), dtype=pl.String)
-
-
-def _types(events: list[Event]) -> pl.Series:
-    codes = pl.Series([_CODES.get(e.__class__) for e in events], dtype=pl.UInt32)
-    types = _NAMES.gather(codes)
-    if codes.null_count():
-        rows = codes.is_null().arg_true()
-        types = types.scatter(rows, [cast("Other", events[row]).type for row in rows])
-    return types
-
-
-def _bad_fields(logs: list[_Log], base: pl.DataFrame) -> pl.Series:
-    """What of each event was missing because it was damaged, in words; mostly null."""
-    named: defaultdict[int, list[str]] = defaultdict(list)
-    first = 0
-    for log in logs:
-        for index, name in log.decoded.bad_fields:
-            named[first + index].append(name)
-        first += len(log.decoded.events)
-    for row in base.filter(pl.col("at").is_null())["row"]:
-        named[row].append(f"{base['type'][row]}: timestamp")
-    texts = pl.Series([None], dtype=pl.String).new_from_index(0, base.height)
-    return texts.scatter(list(named), ["; ".join(names) for names in named.values()])
-
-
-def _times(texts: pl.Series) -> pl.Series:
-    """ISO 8601 → UTC milliseconds; null for what is no time between 2000 and 2200."""
-    # "2026-12-01T03:36:46.988Z" in two pieces: five times as fast as one format with %.3f
-    usual = (texts.str.len_bytes() == 24) & texts.str.ends_with("Z")
-    seconds = texts.str.head(19).str.to_datetime("%Y-%m-%dT%H:%M:%S", time_unit="ms", strict=False)
-    millis = texts.str.slice(20, 3).str.to_integer(dtype=pl.Int64, strict=False)
-    times = seconds.dt.replace_time_zone("UTC") + (millis * 1000).cast(
-        pl.Duration("us")
-    ).dt.cast_time_unit("ms")
-    odd = texts.is_not_null() & ~(usual & times.is_not_null() & (millis >= 0)).fill_null(
-        value=False
-    )
-    if odd.any():  # other precisions and offsets
-        times = times.zip_with(~odd, pl.Series([_time(text) for text in texts], dtype=AT))
-    return times.set(~times.dt.year().is_between(2000, 2200), None)
-
-
-def _time(text: str | None) -> datetime | None:
-    try:
-        time = datetime.fromisoformat(text or "")
-        return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
+    files = pl.DataFrame(rows, schema=_FILES, orient="row")
+    starts = [log.start or _START() for log in logs] or [_START()]
+    own = payload(_START, list(range(len(starts))), starts).head(len(logs))
+    return files.hstack(own.drop("row"))

@@ -147,24 +147,31 @@ def _escape(text: str) -> str:
 
 
 def _markdown(sections: Sequence[Section], tz: str) -> Iterator[str]:
-    for index, section in enumerate(sections):
-        frame, more = _shown(section)
-        lines = [f"## {_escape(section.title)}", ""] if section.title else []
-        if index:
-            lines.insert(0, "")
-        lines += [f"- {_escape(f'{k}: {v}' if k else v)}" for k, v in section.lines]
-        columns = [c for c in section.columns if c.unit != "bar"]
-        if columns and frame.height:
-            lines += [""] if section.lines else []
-            lines.append("| " + " | ".join(_escape(c.title) for c in columns) + " |")
-            lines.append(
-                "|" + "|".join(" --- " if c.unit in _LEFT else " ---: " for c in columns) + "|"
-            )
-            for row in frame.select(c.of for c in columns).iter_rows():
-                cells = (_escape(_text(v, c.unit, tz)) for v, c in zip(row, columns, strict=True))
-                lines.append("| " + " | ".join(cells) + " |")
-        notes = " ".join(filter(None, (section.note, more)))
-        yield "\n".join([*lines, *(["", _escape(notes)] if notes else [])]) + "\n"
+    yield "\n".join("\n\n".join(_blocks(section, tz)) + "\n" for section in sections)
+
+
+def _blocks(section: Section, tz: str) -> Iterator[str]:
+    """A section's heading, list, table and notes, as Markdown."""
+    frame, more = _shown(section)
+    if section.title:
+        yield f"## {_escape(clean(section.title))}"
+    if section.lines:
+        yield "\n".join(f"- {_escape(clean(f'{k}: {v}' if k else v))}" for k, v in section.lines)
+    columns = [c for c in section.columns if c.unit != "bar"]
+    if columns:
+        rows = [
+            [_text(v, c.unit, tz) for v, c in zip(row, columns, strict=True)]
+            for row in frame.select(c.of for c in columns).iter_rows()
+        ]
+        rule = "|".join(" --- " if c.unit in _LEFT else " ---: " for c in columns)
+        table = [_row([c.title for c in columns]), f"|{rule}|", *map(_row, rows)]
+        yield "\n".join(table) if rows else "none"
+    if notes := " ".join(filter(None, (section.note, more))):
+        yield _escape(clean(notes))
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(map(_escape, cells)) + " |"
 
 
 _BAR: Final = 20

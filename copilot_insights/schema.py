@@ -138,12 +138,17 @@ def _round(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-def _first(*values: Any) -> Any:  # noqa: ANN401
-    return next((v for v in values if v is not None), None)
+def _first(value: Any, other: Any) -> Any:  # noqa: ANN401
+    return other if value is None else value
+
+
+def _ttft(value: float | None, old: float | None) -> int | None:
+    value = old if value is None else value
+    return None if value is None else round(value)
 
 
 def _size(raw: Raw) -> int | None:
-    return memoryview(raw).nbytes or None
+    return len(bytes(raw)) or None
 
 
 def _length(items: list[Any] | None) -> int | None:
@@ -213,8 +218,7 @@ _USAGE: Final[_Columns] = {
         ("copilotUsage.totalNanoAiu", "aiCreditsStatus"), (Amount, str), _known
     ),
     "duration_ms": From(("duration",), (Amount,), _round),
-    "ttft_ms": From(("timeToFirstTokenMs", "ttftMs"), (Amount, Amount),
-                    lambda new, old: _round(_first(new, old))),
+    "ttft_ms": From(("timeToFirstTokenMs", "ttftMs"), (Amount, Amount), _ttft),
     "initiator": "initiator", "finish_reason": "finishReason",
 }  # fmt: skip
 _SUBAGENT: Final[_Columns] = {
@@ -502,8 +506,10 @@ TABLES: Final[dict[str, dict[str, Any]]] = {
 
 def conform(table: str, frame: pl.LazyFrame) -> pl.LazyFrame:
     """The table's columns in their order and types; a column that is not there is null."""
-    have = set(frame.collect_schema())
+    have = frame.collect_schema()
     return frame.select(
-        (pl.col(name) if name in have else pl.lit(None)).cast(dtype).alias(name)
+        pl.col(name)
+        if have.get(name) == dtype
+        else (pl.col(name) if name in have else pl.lit(None)).cast(dtype).alias(name)
         for name, dtype in TABLES[table].items()
     )

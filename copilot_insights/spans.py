@@ -190,8 +190,8 @@ def spans(
 
 def turn_spans(events: Events) -> pl.LazyFrame:
     """Turns: an end closes the latest open turn of its agent, of the same id where given."""
-    start, run = pl.col("type") == TURN_START, ["agent", "process"]
-    opened = pl.when(start).then("turn_id").forward_fill().over(run)
-    closed = pl.when(~start).then("turn_id").backward_fill().over(run)
-    given = pl.coalesce("turn_id", pl.when(start).then(closed).otherwise(opened), pl.lit(""))
-    return spans(events, TURN_START, TURN_END, [*run, "turn_id"], given.alias("turn_id"))
+    run = ["agent", "process"]
+    # where an end has no id, or a start has none, the agent's turns only nest
+    given = pl.col("turn_id").is_not_null().all().over(run)
+    key = pl.when(given).then("turn_id").otherwise(pl.lit("")).alias("turn_key")
+    return spans(events, TURN_START, TURN_END, [*run, "turn_key"], key)

@@ -105,7 +105,7 @@ def tool_calls(events: Events, permissions: pl.LazyFrame, hooks: pl.LazyFrame) -
     without waiting for permissions, hooks and people.
     """
     key = ["session", "tool_call_id"]
-    superseded = pl.col("row").is_in(_superseded(events, key))
+    superseded = pl.col("row").is_in(_superseded(events, key).implode())
     paired = spans(
         events,
         "tool.execution_start",

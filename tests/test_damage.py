@@ -3,6 +3,7 @@
 import json
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from time import process_time
 
 import pytest
 
@@ -24,7 +25,16 @@ def event(kind, at=0, agent=None, **data):
     """A line as the CLI writes it, `at` seconds after ten o'clock, with an id of its own."""
     time = clock(at).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     of = {"agentId": agent} if agent else {}
-    return line({"type": kind, "data": data, **of, "id": f"id-{next(_ids)}", "timestamp": time, "parentId": None})
+    return line(
+        {
+            "type": kind,
+            "data": data,
+            **of,
+            "id": f"id-{next(_ids)}",
+            "timestamp": time,
+            "parentId": None,
+        }
+    )
 
 
 def changed(raw, **fields):
@@ -70,14 +80,27 @@ def record(at, **usage):
 
 
 def shutdown(at, requests=None, tokens=0, premium=0.0):
-    used = {"requests": {"count": requests, "cost": premium}, "usage": {"inputTokens": tokens, "outputTokens": 1}}
+    used = {
+        "requests": {"count": requests, "cost": premium},
+        "usage": {"inputTokens": tokens, "outputTokens": 1},
+    }
     metrics = {} if requests is None else {"m": used}
-    return event("session.shutdown", at, shutdownType="routine", totalPremiumRequests=premium, modelMetrics=metrics)
+    return event(
+        "session.shutdown",
+        at,
+        shutdownType="routine",
+        totalPremiumRequests=premium,
+        modelMetrics=metrics,
+    )
 
 
 def a_turn(at, turn="0", agent=None, **said):
     """A call that is answered after a second and done after two."""
-    return [turn_start(at, turn, agent), message(at + 1, agent, **said), turn_end(at + 2, turn, agent)]
+    return [
+        turn_start(at, turn, agent),
+        message(at + 1, agent, **said),
+        turn_end(at + 2, turn, agent),
+    ]
 
 
 def store(place, *lines):
@@ -89,7 +112,9 @@ def store(place, *lines):
 def read(*places):
     """Tables of these places, every line of which is accounted for."""
     tables = load(places, events=True)
-    files = [f for place in places for f in ([place] if place.is_file() else place.rglob("*.jsonl"))]
+    files = [
+        f for place in places for f in ([place] if place.is_file() else place.rglob("*.jsonl"))
+    ]
     texts = [f.read_bytes() for f in files if "rewind-snapshots" not in f.parts]
     lines = [text for data in texts for text in data.split(b"\n") if text.strip()]
     sums = tables.sessions.select("events", "rejected_lines", "duplicate_events").sum()
@@ -120,7 +145,11 @@ def kinds(tables):
 def assert_one_good_call(tables, rejected=0):
     call, session = one(tables.llm_calls), one(tables.sessions)
     assert (call["status"], call["output_tokens"], call["llm_ms"]) == ("ok", 7, 1000)
-    assert (session["turns_started"], session["turns_completed"], session["interactions"]) == (1, 1, 1)
+    assert (session["turns_started"], session["turns_completed"], session["interactions"]) == (
+        1,
+        1,
+        1,
+    )
     assert session["rejected_lines"] == rejected == kinds(tables).count("rejected_line")
 
 
@@ -228,6 +257,14 @@ def test_a_line_of_five_megabytes(log, odd):
     assert one(tables.sessions)["bytes"] == len(b"".join(lines))
 
 
+@pytest.mark.parametrize("text", [rb"\"", rb"\\", b"1", b'",{"type":"'])
+def test_a_torn_line_takes_no_longer_than_it_is_long(log, text):
+    torn = message(9, content="?").replace(b"?", text * 300_000)[:-90]
+    began = process_time()
+    assert_one_good_call(log(*good_lines(), torn), rejected=1)
+    assert process_time() - began < 5
+
+
 DEEP = b"[" * 100_000 + b"]" * 100_000
 DEEP_OBJECT = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
 
@@ -305,7 +342,12 @@ def test_a_reply_without_a_readable_time_is_a_reply(log, time):
     lines[3] = changed(lines[3], timestamp=time)
     tables = log(*lines)
     call, interaction = one(tables.llm_calls), one(tables.interactions)
-    assert (call["status"], call["output_tokens"], call["replied_at"], call["llm_ms"]) == ("ok", 7, None, None)
+    assert (call["status"], call["output_tokens"], call["replied_at"], call["llm_ms"]) == (
+        "ok",
+        7,
+        None,
+        None,
+    )
     assert (interaction["outcome"], one(tables.sessions)["wall_ms"]) == ("answered", 4000)
     assert kinds(tables).count("bad_field") == 1
 
@@ -319,7 +361,9 @@ def test_other_forms_of_the_same_time(log, time):
 
 
 def test_no_times_at_all_are_counts_without_times(log):
-    tables = log(*(changed(text, timestamp=...) for text in [*good_lines(), tool_start(3), tool_end(3)]))
+    tables = log(
+        *(changed(text, timestamp=...) for text in [*good_lines(), tool_start(3), tool_end(3)])
+    )
     session = one(tables.sessions)
     assert (session["llm_calls"], session["failed_llm_calls"], session["tool_calls"]) == (1, 0, 1)
     assert [session[name] for name in ("started_at", "wall_ms", "llm_ms", "user_ms")] == [None] * 4
@@ -344,9 +388,15 @@ def test_a_number_that_is_none_is_missing_and_nothing_else_is(log, written, toke
 @pytest.mark.parametrize("metrics", [None, "m", [], {"m": None}, {"m": "x"}, {"m": {"requests": 1, "usage": []}},
                                      {"m": {"requests": {"count": "1"}, "usage": {"inputTokens": -9}}}])  # fmt: skip
 def test_totals_of_the_wrong_shape_are_no_totals(log, metrics):
-    tables = log(*good_lines(), event("session.shutdown", 9, shutdownType="routine", modelMetrics=metrics))
+    tables = log(
+        *good_lines(), event("session.shutdown", 9, shutdownType="routine", modelMetrics=metrics)
+    )
     session = one(tables.sessions)
-    assert (session["ending"], session["input_tokens"], session["output_tokens"]) == ("routine", None, 7)
+    assert (session["ending"], session["input_tokens"], session["output_tokens"]) == (
+        "routine",
+        None,
+        7,
+    )
 
 
 @pytest.mark.parametrize("field", ["toolCallId", "toolName"])
@@ -377,7 +427,10 @@ def test_arguments_of_any_shape(log, arguments, size):
 
 
 def test_arguments_in_a_string_hash_like_the_same_arguments(log):
-    tables = log(tool_start(1, "a", arguments={"command": "ls"}), tool_start(2, "b", arguments='{"command": "ls"}'))
+    tables = log(
+        tool_start(1, "a", arguments={"command": "ls"}),
+        tool_start(2, "b", arguments='{"command": "ls"}'),
+    )
     assert tables.tool_calls["arguments_hash"].n_unique() == 1
 
 
@@ -432,9 +485,16 @@ def test_a_log_without_session_start(log):
 
 
 def test_agents_that_nothing_started(log):
-    tables = log(*good_lines(), message(5, "ghost"), tool_start(6, "k", "ghost"), tool_end(8, "k", "ghost"))
+    tables = log(
+        *good_lines(), message(5, "ghost"), tool_start(6, "k", "ghost"), tool_end(8, "k", "ghost")
+    )
     agent = one(tables.subagents)
-    assert (agent["agent_id"], agent["turns"], agent["tool_calls"], agent["status"]) == ("ghost", 1, 1, "open")
+    assert (agent["agent_id"], agent["turns"], agent["tool_calls"], agent["status"]) == (
+        "ghost",
+        1,
+        1,
+        "open",
+    )
     assert (agent["started_at"], agent["ended_at"], agent["agent_name"]) == (clock(5), None, None)
     assert one(tables.sessions)["llm_calls"] == 2
 
@@ -449,9 +509,28 @@ def test_a_turn_end_without_its_start_is_no_call(log):
 
 
 def test_a_turn_end_closes_no_turn_of_an_earlier_process(log):
-    tables = log(started(), user(1), turn_start(2, "1"), resumed(100), user(101), turn_end(105, "1"))
+    tables = log(
+        started(), user(1), turn_start(2, "1"), resumed(100), user(101), turn_end(105, "1")
+    )
     assert rows(tables.llm_calls, "status", "ended_at", "llm_ms") == [("open", None, None)]
     assert {"open_turn", "unpaired_end"} <= set(kinds(tables))
+
+
+def test_a_turn_without_an_id_has_none(log):
+    tables = log(
+        started(),
+        user(1),
+        event("assistant.turn_start", 2),
+        message(3),
+        event("assistant.turn_end", 4),
+    )
+    assert rows(tables.llm_calls, "turn_id", "status", "ended_at") == [(None, "ok", clock(4))]
+
+
+def test_turn_ends_without_an_id_close_the_latest_open_turn(log):
+    ends = [event("assistant.turn_end", at) for at in (4, 5)]
+    tables = log(started(), user(1), turn_start(2, "0"), turn_start(3, "1"), *ends)
+    assert rows(tables.llm_calls, "turn_id", "ended_at") == [("0", clock(5)), ("1", clock(4))]
 
 
 def test_a_message_before_any_turn_is_a_call(log):
@@ -460,7 +539,16 @@ def test_a_message_before_any_turn_is_a_call(log):
 
 
 def test_a_turn_whose_message_is_lost_was_answered_if_its_tools_ran(log):
-    tables = log(started(), user(1), turn_start(2), b"{torn\n", tool_start(3), tool_end(9), turn_end(9), *a_turn(9, "1"))
+    tables = log(
+        started(),
+        user(1),
+        turn_start(2),
+        b"{torn\n",
+        tool_start(3),
+        tool_end(9),
+        turn_end(9),
+        *a_turn(9, "1"),
+    )
     assert rows(tables.llm_calls, "status", "replied_at") == [("ok", None), ("ok", clock(10))]
     assert tables.llm_calls["llm_ms"][0] in {None, 1000}
     assert one(tables.sessions)["failed_llm_calls"] == 0
@@ -469,23 +557,41 @@ def test_a_turn_whose_message_is_lost_was_answered_if_its_tools_ran(log):
 def test_a_tool_completion_without_its_start_is_a_call_without_latency(log):
     tables = log(started(), user(1), tool_end(3, success=False))
     call = one(tables.tool_calls)
-    assert (call["status"], call["tool"], call["started_at"], call["duration_ms"]) == ("failed", None, None, None)
+    assert (call["status"], call["tool"], call["started_at"], call["duration_ms"]) == (
+        "failed",
+        None,
+        None,
+        None,
+    )
     assert (call["ended_at"], "unpaired_end" in kinds(tables)) == (clock(3), True)
 
 
 def test_a_tool_that_never_completed_is_open_and_has_no_latency(log):
     tables = log(started(), user(1), turn_start(2), message(3), tool_start(3), shutdown(99))
-    assert rows(tables.tool_calls, "status", "ended_at", "duration_ms", "run_ms") == [("open", None, None, None)]
+    assert rows(tables.tool_calls, "status", "ended_at", "duration_ms", "run_ms") == [
+        ("open", None, None, None)
+    ]
     assert one(tables.interactions)["tool_ms"] == 0
     assert "open_tool" in kinds(tables)
 
 
 @pytest.mark.parametrize(
     ("said", "status"),
-    [({"success": False, "error": {"code": "interrupted"}}, "interrupted"), ({"success": True}, "ok")],
+    [
+        ({"success": False, "error": {"code": "interrupted"}}, "interrupted"),
+        ({"success": True}, "ok"),
+    ],
 )
 def test_a_completion_by_a_later_process_has_no_latency(log, said, status):
-    tables = log(started(), user(1), turn_start(2), message(3), tool_start(3), resumed(900), tool_end(901, **said))
+    tables = log(
+        started(),
+        user(1),
+        turn_start(2),
+        message(3),
+        tool_start(3),
+        resumed(900),
+        tool_end(901, **said),
+    )
     assert rows(tables.tool_calls, "status", "duration_ms", "run_ms") == [(status, None, None)]
     assert rows(tables.interactions, "ended_at", "tool_ms") == [(clock(3), 0)]
 
@@ -504,14 +610,32 @@ def test_subagents_interleave_with_the_tools_of_the_root(log):
     assert sorted(rows(tables.tool_calls, "tool_call_id", "agent_id", "duration_ms")) == [
         ("c1", "main", 1000), ("k", "a", 1000), ("ta", "main", 4000), ("tb", "main", 3000),
     ]  # fmt: skip
-    assert one(tables.interactions.filter(tables.interactions["agent_id"] == "main"))["tool_ms"] == 4000
+    assert (
+        one(tables.interactions.filter(tables.interactions["agent_id"] == "main"))["tool_ms"]
+        == 4000
+    )
 
 
 def test_one_tool_call_id_twice_is_two_calls(log):
-    asked = event("permission.requested", 2.5, requestId="r", permissionRequest={"toolCallId": "c1"})
+    asked = event(
+        "permission.requested", 2.5, requestId="r", permissionRequest={"toolCallId": "c1"}
+    )
     given = event("permission.completed", 3.0, requestId="r", result={"kind": "approved"})
-    tables = log(started(), user(1), turn_start(1), tool_start(2), asked, given, tool_end(4), tool_start(5), tool_end(8))
-    assert rows(tables.tool_calls, "duration_ms", "permission_ms", "run_ms") == [(2000, 500, 1500), (3000, 0, 3000)]
+    tables = log(
+        started(),
+        user(1),
+        turn_start(1),
+        tool_start(2),
+        asked,
+        given,
+        tool_end(4),
+        tool_start(5),
+        tool_end(8),
+    )
+    assert rows(tables.tool_calls, "duration_ms", "permission_ms", "run_ms") == [
+        (2000, 500, 1500),
+        (3000, 0, 3000),
+    ]
     assert rows(tables.interactions, "tool_ms", "permission_ms") == [(4500, 500)]
 
 
@@ -523,9 +647,16 @@ def test_an_async_task_returns_at_once_while_its_agent_runs_on(log):
         event("subagent.completed", 63, "a", toolCallId="t", agentName="explore"),
     )  # fmt: skip
     agent = one(tables.subagents)
-    assert (agent["started_at"], agent["ended_at"], agent["status"]) == (clock(2.01), clock(63), "ok")
+    assert (agent["started_at"], agent["ended_at"], agent["status"]) == (
+        clock(2.01),
+        clock(63),
+        "ok",
+    )
     assert rows(tables.tool_calls, "tool", "duration_ms") == [("task", 70)]
-    assert rows(tables.interactions, "kind", "ended_at") == [("user", clock(5)), ("subagent", clock(63))]
+    assert rows(tables.interactions, "kind", "ended_at") == [
+        ("user", clock(5)),
+        ("subagent", clock(63)),
+    ]
 
 
 # --- totals -----------------------------------------------------------------------------------
@@ -551,7 +682,10 @@ def test_several_shutdowns(log, totals):
     session = one(tables.sessions)
     assert (session["processes"], session["llm_calls"], session["ending"]) == (3, 8, "routine")
     assert (session["input_tokens"], session["usage_source"]) == (800, "shutdown")
-    assert (tables.bookings["input_tokens"].sum(), "count_mismatch" in kinds(tables)) == (800, False)
+    assert (tables.bookings["input_tokens"].sum(), "count_mismatch" in kinds(tables)) == (
+        800,
+        False,
+    )
 
 
 def test_restarting_totals_with_a_crash_are_those_that_are_known(log):
@@ -563,13 +697,21 @@ def test_restarting_totals_with_a_crash_are_those_that_are_known(log):
 
 def test_no_shutdown_leaves_what_messages_say(log):
     session = one(log(*good_lines()).sessions)
-    assert (session["ending"], session["input_tokens"], session["output_tokens"]) == ("none", None, 7)
+    assert (session["ending"], session["input_tokens"], session["output_tokens"]) == (
+        "none",
+        None,
+        7,
+    )
     assert session["usage_source"] == "message"
 
 
 def test_an_empty_total_hides_nothing(log):
     session = one(log(*good_lines(), shutdown(9)).sessions)
-    assert (session["ending"], session["output_tokens"], session["usage_source"]) == ("routine", 7, "message")
+    assert (session["ending"], session["output_tokens"], session["usage_source"]) == (
+        "routine",
+        7,
+        "message",
+    )
 
 
 # --- several logs -----------------------------------------------------------------------------
@@ -593,12 +735,23 @@ def test_a_fork_counts_only_what_it_adds(tmp_path, stated):
     lines = good_lines()
     first = changed(lines[0], data={"sessionId": stated, "startTime": "2026-03-01T10:01:00.000Z"})
     store(tmp_path / "s1" / "events.jsonl", *lines, user(10), *a_turn(11, outputTokens=3))
-    store(tmp_path / "s2" / "events.jsonl", first, *lines[1:], resumed(60), user(61), *a_turn(62, outputTokens=5))
+    store(
+        tmp_path / "s2" / "events.jsonl",
+        first,
+        *lines[1:],
+        resumed(60),
+        user(61),
+        *a_turn(62, outputTokens=5),
+    )
     tables = read(tmp_path)
     assert sorted(rows(tables.sessions, "session_id", "llm_calls", "output_tokens", "duplicate_events")) == [
         ("s1", 2, 10, 0), ("s2", 1, 5, 5),
     ]  # fmt: skip
-    assert rows(tables.interactions, "session_id", "interaction") == [("s1", 0), ("s1", 1), ("s2", 0)]
+    assert rows(tables.interactions, "session_id", "interaction") == [
+        ("s1", 0),
+        ("s1", 1),
+        ("s2", 0),
+    ]
 
 
 def streamed(lines):
@@ -606,14 +759,24 @@ def streamed(lines):
     extra = changed(event("assistant.message_delta", 3.5, deltaContent="o"), ephemeral=True)
     result = {"type": "result", "timestamp": "2026-03-01T10:00:08.000Z", "sessionId": "s1", "exitCode": 0,
               "usage": {"premiumRequests": 0.33}}  # fmt: skip
-    return [*lines[1:3], extra, *lines[3:5], changed(event("session.idle", 5), ephemeral=True), line(result)]
+    return [
+        *lines[1:3],
+        extra,
+        *lines[3:5],
+        changed(event("session.idle", 5), ephemeral=True),
+        line(result),
+    ]
 
 
 def test_a_saved_stream_alone_is_a_session(tmp_path):
     tables = read(store(tmp_path / "saved.jsonl", *streamed(good_lines())))
     assert_one_good_call(tables)
     session = one(tables.sessions)
-    assert (session["session_id"], session["layout"], session["cli_version"]) == ("s1", "stdout", None)
+    assert (session["session_id"], session["layout"], session["cli_version"]) == (
+        "s1",
+        "stdout",
+        None,
+    )
     assert (session["premium_requests"], session["ending"]) == (0.33, "routine")
 
 
@@ -625,7 +788,11 @@ def test_a_saved_stream_beside_its_log_adds_nothing_twice(tmp_path, name):
     tables = read(root, store(tmp_path / name, *streamed(lines)))
     assert_one_good_call(tables)
     session = one(tables.sessions)
-    assert (session["events"], session["duplicate_events"], session["layout"]) == (9, 4, "directory")
+    assert (session["events"], session["duplicate_events"], session["layout"]) == (
+        9,
+        4,
+        "directory",
+    )
     assert (session["input_tokens"], session["premium_requests"]) == (50, 0.33)
 
 
@@ -633,7 +800,10 @@ def test_usage_that_only_the_stream_has_goes_to_its_own_call(tmp_path):
     lines = [started(), user(1), *a_turn(2, apiCallId="x"), *a_turn(4, "1", apiCallId="y")]
     parent = json.loads(lines[2])["id"], json.loads(lines[5])["id"]
     used = [
-        changed(event("assistant.usage", at, model="m", apiCallId=call, inputTokens=tokens), parentId=before)
+        changed(
+            event("assistant.usage", at, model="m", apiCallId=call, inputTokens=tokens),
+            parentId=before,
+        )
         for at, call, tokens, before in ((2.9, "x", 100, parent[0]), (4.9, "y", 200, parent[1]))
     ]
     store(tmp_path / "root" / "s1" / "events.jsonl", *lines)
@@ -645,7 +815,11 @@ def test_usage_that_only_the_stream_has_goes_to_its_own_call(tmp_path):
 def test_copies_under_rewind_snapshots_are_no_sessions(tmp_path):
     lines = good_lines()
     store(tmp_path / "s1" / "events.jsonl", *lines)
-    for copy in ("s1/rewind-snapshots/backups/b1", "s2/rewind-snapshots", "s3/rewind-snapshots/backups"):
+    for copy in (
+        "s1/rewind-snapshots/backups/b1",
+        "s2/rewind-snapshots",
+        "s3/rewind-snapshots/backups",
+    ):
         store(tmp_path / copy / "events.jsonl", *good_lines()[:3])
     assert_one_good_call(read(tmp_path))
     with pytest.raises(InsightsError, match="no session logs"):
@@ -670,11 +844,22 @@ def test_a_flat_log_whose_first_line_is_damaged(tmp_path, first):
 
 
 def test_events_out_of_time_order_keep_the_order_of_the_file(log):
-    tables = log(started(5), user(6), turn_start(7), message(4), tool_start(9), tool_end(8), turn_end(10))
+    tables = log(
+        started(5), user(6), turn_start(7), message(4), tool_start(9), tool_end(8), turn_end(10)
+    )
     call, tool = one(tables.llm_calls), one(tables.tool_calls)
-    assert (call["status"], call["llm_ms"], tool["status"], tool["duration_ms"]) == ("ok", None, "ok", None)
+    assert (call["status"], call["llm_ms"], tool["status"], tool["duration_ms"]) == (
+        "ok",
+        None,
+        "ok",
+        None,
+    )
     session = one(tables.sessions)
-    assert (session["started_at"], session["ended_at"], session["wall_ms"]) == (clock(4), clock(10), 6000)
+    assert (session["started_at"], session["ended_at"], session["wall_ms"]) == (
+        clock(4),
+        clock(10),
+        6000,
+    )
 
 
 @pytest.mark.parametrize("days", [1, 12])
