@@ -304,13 +304,21 @@ def test_a_mistyped_command_is_told_the_right_one(cli):
     assert "tools" in one_line(cli("tols", SAMPLES)[2])
 
 
-@pytest.mark.parametrize("command", ["report", "tools", "show", "check"])
+@pytest.mark.parametrize("command", ["report", "tools", "show"])
 @pytest.mark.parametrize("text", ["", "\n\n", "no\nlog\n", "[1]\n{}\n"])
 def test_what_holds_no_event_is_said(cli, tmp_path, command, text):
     (tmp_path / "notes.txt").write_text(text)
     code, _, err = cli(command, tmp_path / "notes.txt")
-    assert code == (3 if command == "check" and text.strip() else 1)
+    assert code == 1
     assert "notes.txt" in one_line(err)
+
+
+@pytest.mark.parametrize("command", [*REPORTS, "show"])
+def test_a_log_without_a_time_is_told_all_the_same(cli, tmp_path, command):
+    (tmp_path / "log.jsonl").write_text('{"type":"user.message","data":{},"id":"1"}\n')
+    code, out, err = cli(command, tmp_path / "log.jsonl")
+    assert (code, err) == (0, "")
+    assert out
 
 
 def test_a_log_that_cannot_be_read_is_a_note_beside_the_others(cli, tmp_path, monkeypatch):

@@ -291,8 +291,10 @@ def test_a_deep_line_that_is_torn_is_rejected(log):
     assert_one_good_call(log(*good_lines(), torn[:50_000]), rejected=1)
 
 
-@pytest.mark.parametrize("text", [b"3", b'"x"', b"null", b"true", b"[]", b'[{"type":"abort"}]', b"{}", b'{"type":""}',
-                                  b'{"type":7}', b"NaN", b"hello", b"]]]", b'"' * 99, b"\xff\xfe", b"\\"])  # fmt: skip
+NO_EVENTS = rb"""3 "x" null true [] [{"type":"abort"}] {} {"type":""} {"type":7} NaN hello ]]] """
+
+
+@pytest.mark.parametrize("text", [*NO_EVENTS.split(), b'"' * 99, b"\xff\xfe", b"\\"])
 def test_a_line_that_is_no_event_is_rejected(log, text):
     lines = good_lines()
     assert_one_good_call(log(*lines[:3], text + b"\n", *lines[3:]), rejected=1)
@@ -300,11 +302,9 @@ def test_a_line_that_is_no_event_is_rejected(log, text):
 
 def test_a_rejected_line_says_where_it_is(log):
     lines = good_lines()
-    (rejected,) = (
-        row["detail"] for row in log(*lines[:2], b"\n", b"{oops\n", *lines[2:]).incidents.iter_rows(named=True)
-        if row["kind"] == "rejected_line"
-    )  # fmt: skip
-    assert rejected.startswith(f"line 4, byte {len(b''.join(lines[:2])) + 1}: ")
+    incidents = log(*lines[:2], b"\n", b"{oops\n", *lines[2:]).incidents
+    rejected = one(incidents.filter(incidents["kind"] == "rejected_line"))
+    assert rejected["detail"].startswith(f"line 4, byte {len(b''.join(lines[:2])) + 1}: ")
 
 
 def test_the_first_of_two_events_on_a_line_stands(log):
@@ -335,8 +335,12 @@ def test_a_turn_end_with_no_or_strange_data_still_ends_its_turn(log, data):
     assert_one_good_call(log(*lines[:-1], changed(lines[-1], data=data)))
 
 
-@pytest.mark.parametrize("time", [..., None, "", "yesterday", 1_767_225_600_000, "2026-13-45T00:00:00.000Z",
-                                  "0001-01-01T00:00:00.000Z", "2026-03-01T10:00:0Z.000Z!"])  # fmt: skip
+NO_TIMES = (
+    """yesterday 2026-13-45T00:00:00.000Z 0001-01-01T00:00:00.000Z 2026-03-01T10:00:0Z.000Z!"""
+)
+
+
+@pytest.mark.parametrize("time", [..., None, "", 1_767_225_600_000, *NO_TIMES.split()])
 def test_a_reply_without_a_readable_time_is_a_reply(log, time):
     lines = good_lines()
     lines[3] = changed(lines[3], timestamp=time)
@@ -352,11 +356,12 @@ def test_a_reply_without_a_readable_time_is_a_reply(log, time):
     assert kinds(tables).count("bad_field") == 1
 
 
-@pytest.mark.parametrize("time", ["2026-03-01T10:00:03Z", "2026-03-01T10:00:03.0Z", "2026-03-01T10:00:03.000999Z",
-                                  "2026-03-01T12:00:03.000+02:00", "2026-03-01T10:00:03.000"])  # fmt: skip
+@pytest.mark.parametrize(
+    "time", "10:00:03Z 10:00:03.0Z 10:00:03.000999Z 12:00:03.0+02:00 10:00:03".split()
+)
 def test_other_forms_of_the_same_time(log, time):
     lines = good_lines()
-    lines[3] = changed(lines[3], timestamp=time)
+    lines[3] = changed(lines[3], timestamp=f"2026-03-01T{time}")
     assert_one_good_call(log(*lines))
 
 
@@ -385,8 +390,10 @@ def test_a_number_that_is_none_is_missing_and_nothing_else_is(log, written, toke
     assert ("bad_field" in kinds(tables)) == (tokens is None and written != "null")
 
 
-@pytest.mark.parametrize("metrics", [None, "m", [], {"m": None}, {"m": "x"}, {"m": {"requests": 1, "usage": []}},
-                                     {"m": {"requests": {"count": "1"}, "usage": {"inputTokens": -9}}}])  # fmt: skip
+ODD = {"requests": {"count": "1"}, "usage": {"inputTokens": -9}}, {"requests": 1, "usage": []}
+
+
+@pytest.mark.parametrize("metrics", [None, "m", [], *({"m": odd} for odd in (None, "x", *ODD))])
 def test_totals_of_the_wrong_shape_are_no_totals(log, metrics):
     tables = log(
         *good_lines(), event("session.shutdown", 9, shutdownType="routine", modelMetrics=metrics)
@@ -436,9 +443,12 @@ def test_arguments_in_a_string_hash_like_the_same_arguments(log):
 
 @pytest.mark.parametrize(
     ("result", "size", "code"),
-    [({"content": "<shellId: 0 completed with exit code 3>"}, 53, 3), ("<exited with exit code -1>", 28, -1),
-     ("fine", 6, None), (..., None, None), (None, 4, None), (7, 1, None)],
-)  # fmt: skip
+    [
+        ({"content": "<shellId: 0 completed with exit code 3>"}, 53, 3),
+        ("<exited with exit code -1>", 28, -1),
+        *[("fine", 6, None), (..., None, None), (None, 4, None), (7, 1, None)],
+    ],
+)
 def test_a_result_of_any_shape(log, result, size, code):
     of = {} if result is ... else {"result": result}
     call = one(log(started(), tool_start(1), tool_end(2, **of)).tool_calls)
@@ -597,13 +607,19 @@ def test_a_completion_by_a_later_process_has_no_latency(log, said, status):
 
 
 def test_subagents_interleave_with_the_tools_of_the_root(log):
-    parts = {who: a_turn(3, agent=who, outputTokens=size) for who, size in (("a", 10), ("b", 20))}
-    tables = log(
-        started(), user(1), turn_start(2), tool_start(3, "ta", toolName="task"), tool_start(3, "tb", toolName="task"),
-        parts["a"][0], parts["b"][0], tool_start(3, "k", "a"), tool_start(3.5), parts["b"][1], parts["a"][1],
-        tool_end(4, "k", "a"), parts["a"][2], tool_end(4.5), parts["b"][2], tool_end(6, "tb"), tool_end(7, "ta"),
-        turn_end(7),
-    )  # fmt: skip
+    a, b = a_turn(3, agent="a", outputTokens=10), a_turn(3, agent="b", outputTokens=20)
+    tasks = [tool_start(3, call, toolName="task") for call in ("ta", "tb")]
+    inside = [
+        a[0],
+        b[0],
+        tool_start(3, "k", "a"),
+        tool_start(3.5),
+        b[1],
+        a[1],
+        tool_end(4, "k", "a"),
+    ]
+    ends = [a[2], tool_end(4.5), b[2], tool_end(6, "tb"), tool_end(7, "ta"), turn_end(7)]
+    tables = log(started(), user(1), turn_start(2), *tasks, *inside, *ends)
     assert rows(tables.llm_calls, "agent_id", "output_tokens", "llm_ms", "ended_at")[1:] == [
         ("a", 10, 1000, clock(5)), ("b", 20, 1000, clock(5)),
     ]  # fmt: skip
@@ -640,12 +656,12 @@ def test_one_tool_call_id_twice_is_two_calls(log):
 
 
 def test_an_async_task_returns_at_once_while_its_agent_runs_on(log):
-    tables = log(
-        started(), user(1), turn_start(1), message(2), tool_start(2, "t", toolName="task"),
-        event("subagent.started", 2.01, "a", toolCallId="t", agentName="explore"), tool_end(2.07, "t"),
-        user(2.1, "a"), turn_end(2.1), *a_turn(3, "1"), *a_turn(60, agent="a"),
-        event("subagent.completed", 63, "a", toolCallId="t", agentName="explore"),
-    )  # fmt: skip
+    of = {"agent": "a", "toolCallId": "t", "agentName": "explore"}
+    begins, ends = event("subagent.started", 2.01, **of), event("subagent.completed", 63, **of)
+    task = [tool_start(2, "t", toolName="task"), begins, tool_end(2.07, "t"), user(2.1, "a")]
+    root = [turn_end(2.1), *a_turn(3, "1")]
+    lines = [started(), user(1), turn_start(1), message(2), *task, *root]
+    tables = log(*lines, *a_turn(60, agent="a"), ends)
     agent = one(tables.subagents)
     assert (agent["started_at"], agent["ended_at"], agent["status"]) == (
         clock(2.01),
@@ -689,8 +705,9 @@ def test_several_shutdowns(log, totals):
 
 
 def test_restarting_totals_with_a_crash_are_those_that_are_known(log):
-    tables = log(started(), user(1), *a_turn(2), shutdown(9, 1, 50), resumed(20), user(21), *a_turn(22),
-                 resumed(30), user(31), *a_turn(32), shutdown(39, 1, 60))  # fmt: skip
+    runs = [(user(at + 1), *a_turn(at + 2)) for at in (0, 20, 30)]
+    crash = [resumed(20), *runs[1], resumed(30)]
+    tables = log(started(), *runs[0], shutdown(9, 1, 50), *crash, *runs[2], shutdown(39, 1, 60))
     assert one(tables.sessions)["input_tokens"] == 110
     assert "tokens_unknown" in kinds(tables)
 
@@ -744,9 +761,8 @@ def test_a_fork_counts_only_what_it_adds(tmp_path, stated):
         *a_turn(62, outputTokens=5),
     )
     tables = read(tmp_path)
-    assert sorted(rows(tables.sessions, "session_id", "llm_calls", "output_tokens", "duplicate_events")) == [
-        ("s1", 2, 10, 0), ("s2", 1, 5, 5),
-    ]  # fmt: skip
+    counts = ("session_id", "llm_calls", "output_tokens", "duplicate_events")
+    assert sorted(rows(tables.sessions, *counts)) == [("s1", 2, 10, 0), ("s2", 1, 5, 5)]
     assert rows(tables.interactions, "session_id", "interaction") == [
         ("s1", 0),
         ("s1", 1),
@@ -757,8 +773,8 @@ def test_a_fork_counts_only_what_it_adds(tmp_path, stated):
 def streamed(lines):
     """What `copilot -p … --output-format json` prints of a session: more and less than its log."""
     extra = changed(event("assistant.message_delta", 3.5, deltaContent="o"), ephemeral=True)
-    result = {"type": "result", "timestamp": "2026-03-01T10:00:08.000Z", "sessionId": "s1", "exitCode": 0,
-              "usage": {"premiumRequests": 0.33}}  # fmt: skip
+    result = {"type": "result", "timestamp": "2026-03-01T10:00:08.000Z", "sessionId": "s1"}
+    result |= {"exitCode": 0, "usage": {"premiumRequests": 0.33}}
     return [
         *lines[1:3],
         extra,
@@ -827,10 +843,13 @@ def test_copies_under_rewind_snapshots_are_no_sessions(tmp_path):
 
 
 FIRST = {
-    "blank": b"\n", "nul": b"\0\0\0\n", "bom": b"\xef\xbb\xbf",
+    "blank": b"\n",
+    "nul": b"\0\0\0\n",
+    "bom": b"\xef\xbb\xbf",
     "invalid utf-8": b'{"type":"abort","data":{"reason":"\xff"},"id":"x"}\n',
-    "deep": b'{"type":"abort","data":{"a":' + DEEP + b'},"id":"x"}\n', "torn": b'{"type":"session.start","da\n',
-}  # fmt: skip
+    "deep": b'{"type":"abort","data":{"a":' + DEEP + b'},"id":"x"}\n',
+    "torn": b'{"type":"session.start","da\n',
+}
 
 
 @pytest.mark.parametrize("first", FIRST.values(), ids=FIRST)
@@ -866,9 +885,11 @@ def test_events_out_of_time_order_keep_the_order_of_the_file(log):
 def test_a_session_over_days_books_each_call_on_its_own_day(log, days):
     late = 13 * 3600 + 54 * 60  # 23:54
     later = late + (days - 1) * 86400 + 12 * 60  # 00:06
-    tables = log(started(late), user(late), *a_turn(late), record(late + 1, inputTokens=10, outputTokens=1),
-                 user(later), turn_start(later), record(later, inputTokens=20, outputTokens=2), message(later + 1),
-                 turn_end(later + 2))  # fmt: skip
+    lines = [started(late)]
+    for at, tokens in ((late, 10), (later, 20)):
+        begin, *rest = a_turn(at)
+        lines += [user(at), begin, record(at + 1, inputTokens=tokens, outputTokens=1), *rest]
+    tables = log(*lines)
     booked = rows(tables.bookings, "at", "input_tokens")
     assert [(at.date().isoformat(), tokens) for at, tokens in booked] == [
         ("2026-03-01", 10), (clock(later).date().isoformat(), 20),
