@@ -22,7 +22,7 @@ from copilot_insights.runner.permissions import (
     refusal,
     request_data,
 )
-from copilot_insights.runner.tools import Tool, ToolContext, ToolResult, run_tool
+from copilot_insights.runner.tools import Tool, ToolContext, ToolFailed, ToolResult, run_tool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,7 +68,10 @@ async def _permit_and_run(agent: Agent, call: ToolCall, verdict: Verdict) -> Too
     tool = agent.tools.get(call.name)
     context = agent.session.tool_context(agent, call)
     if tool and isinstance(verdict.arguments, dict):
-        denied = await _permit(agent, tool, context, verdict)
+        try:
+            denied = await _permit(agent, tool, context, verdict)
+        except ToolFailed as error:
+            return ToolResult(str(error), error.code)
         if denied:
             return ToolResult(denied, "denied")
         if tool.external:
@@ -77,7 +80,11 @@ async def _permit_and_run(agent: Agent, call: ToolCall, verdict: Verdict) -> Too
 
 
 async def _permit(agent: Agent, tool: Tool, context: ToolContext, verdict: Verdict) -> str | None:
-    """The message of a refusal, None if the call may run."""
+    """The message of a refusal, None if the call may run.
+
+    Raises:
+        ToolFailed: it would be asked about, but cannot be done.
+    """
     policy, cwd = agent.session.policy, agent.session.cwd
     arguments = verdict.arguments if isinstance(verdict.arguments, dict) else {}
     wanted = describe(tool, context, arguments)
@@ -85,9 +92,12 @@ async def _permit(agent: Agent, tool: Tool, context: ToolContext, verdict: Verdi
         return message
     if policy.passes(tool, wanted, cwd, hook_allowed=verdict.allowed):
         return None
-    request = request_data(tool, wanted, context, arguments)
+    outside = policy.outside(wanted, cwd)
+    # A preview outside the directory would tell the model what is in a file it may not read.
+    preview = tool.preview(context, arguments) if tool.preview and not outside else None
+    request = request_data(tool, wanted, context, arguments, preview)
     prompt = prompt_data(request)
-    if outside := policy.outside(wanted, cwd):
+    if outside:
         prompt = {
             "kind": "path",
             "accessKind": "read" if tool.access == "read" else "write",
@@ -136,7 +146,7 @@ async def _run_external(agent: Agent, call: ToolCall, arguments: Mapping[str, An
             "workingDirectory": str(session.cwd),
         },
     )
-    given = await session.expect(request_id)
+    given = await session.expect(request_id) or {}
     agent.emit("external_tool.completed", {"requestId": request_id})
     result = given.get("result")
     if given.get("error") is not None or result is None:

@@ -1,8 +1,9 @@
 """The commands `run`, `serve` and `model`. Everything heavy is imported inside them."""
 
+# ruff: noqa: FBT002, PLC0415, PLR0913, PLR0917  # typer takes options so; imports are lazy
+
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from enum import StrEnum
@@ -14,6 +15,8 @@ import typer
 from copilot_insights.errors import InsightsError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from copilot_insights.runner.model import Model
     from copilot_insights.runner.session import Settings
 
@@ -124,6 +127,8 @@ def run(  # one parameter an option
         streaming=output is Output.json,
     )
     session_id = resume or (newest_session(settings.home) if continue_ else None)
+    import asyncio
+
     ok = asyncio.run(run_prompt(settings, prompt, session_id, output))
     raise typer.Exit(0 if ok else 1)
 
@@ -173,15 +178,15 @@ async def run_prompt(
     settings: Settings, prompt: str, session_id: str | None, output: Output
 ) -> bool:
     """Run one prompt to its end, showing it; whether it ended well."""
+    import asyncio
     import signal
 
     from copilot_insights.runner.session import Session
     from copilot_insights.runner.view import JsonLines, LiveView
 
-    if session_id:
-        session = Session.resume(settings, session_id)
-    else:
-        session = Session.create(settings)
+    session = (
+        Session.resume(settings, session_id) if session_id else Session.create(settings)
+    )
     colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     session.on(JsonLines() if output is Output.json else LiveView(colour=colour))
     stops: list[asyncio.Task[None]] = []
@@ -226,17 +231,32 @@ def serve(  # one parameter an option
     Takes the arguments with which an SDK starts the CLI. Without --home, sessions go to
     $COPILOT_HOME if it is set (the SDK's base_directory), else to ~/.copilot-insights.
     """
+    import asyncio
+
+    from copilot_insights.runner.opening import Defaults
+    from copilot_insights.runner.permissions import Rule
+    from copilot_insights.runner.scripts import load_scripts
     from copilot_insights.runner.server import Server, serve_stdio, serve_tcp
 
     del headless, no_auto_update, no_auto_login, log_level, auth_token_env, session_idle_timeout
     if context.args:
         raise InsightsError(f"{context.args[0]!r} is no option of serve", exit_code=2)
-    if stdio == (port is not None) and stdio:
+    if stdio and port is not None:
         raise InsightsError("--stdio and --port exclude each other", exit_code=2)
     named = os.environ.get("COPILOT_HOME")
-    del allow_all, allow_tool, deny_tool, script
-    server: Any = Server(home or (Path(named) if named else default_home()))
-    asyncio.run(serve_stdio(server) if stdio else serve_tcp(server, port or 0))
+    defaults = Defaults(
+        home=home or (Path(named) if named else default_home()),
+        scripts=load_scripts(script) if script else None,
+        allow_all=allow_all,
+        allow=tuple(Rule.parse(text) for text in allow_tool or ()),
+        deny=tuple(Rule.parse(text) for text in deny_tool or ()),
+    )
+
+    async def main() -> None:
+        server = Server(defaults, os.environ.get("COPILOT_CONNECTION_TOKEN", ""))
+        await (serve_stdio(server) if stdio else serve_tcp(server, port or 0))
+
+    asyncio.run(main())
 
 
 def model(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from copilot_insights.runner.shell import clip, run_command
-from copilot_insights.runner.tools import ToolContext, ToolFailed, ToolResult
+from copilot_insights.runner.tools import Preview, ToolContext, ToolFailed, ToolResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,15 +63,24 @@ async def create(
 ) -> ToolResult:
     """Create a file that is not there yet, in a directory that is."""
     target = context.path(path)
-    if not target.parent.is_dir():
-        raise ToolFailed("Parent directory does not exist")
+    preview = preview_create(context, path=path, file_text=file_text)
     try:
         with target.open("x", encoding="utf-8", newline="") as file:
             file.write(file_text)
     except FileExistsError as error:
         raise ToolFailed("Path already exists") from error
     text = f"Created file {target} with {len(file_text)} characters"
-    return _edited(target, "create", "", file_text, text)
+    return _edited(target, "create", preview.diff, text)
+
+
+def preview_create(context: ToolContext, *, path: str, file_text: str) -> Preview:
+    """What `create` would write."""
+    target = context.path(path)
+    if target.exists():
+        raise ToolFailed("Path already exists")
+    if not target.parent.is_dir():
+        raise ToolFailed("Parent directory does not exist")
+    return Preview(_diff(target, "", file_text), file_text)
 
 
 async def edit(
@@ -83,14 +92,21 @@ async def edit(
 ) -> ToolResult:
     """Replace one piece of text in a file."""
     target = context.path(path)
+    preview = preview_edit(context, path=path, old_str=old_str, new_str=new_str)
+    with target.open("w", encoding="utf-8", newline="") as file:
+        file.write(preview.content)
+    return _edited(target, "edit", preview.diff, f"File {target} updated with changes.")
+
+
+def preview_edit(context: ToolContext, *, path: str, old_str: str, new_str: str) -> Preview:
+    """What `edit` would write."""
+    target = context.path(path)
     before = _read(target, errors="strict")
     count = before.count(old_str) if old_str else 0
     if count != 1:
         raise ToolFailed("Multiple matches found" if count else "No match found")
     after = before.replace(old_str, new_str)
-    with target.open("w", encoding="utf-8", newline="") as file:
-        file.write(after)
-    return _edited(target, "edit", before, after, f"File {target} updated with changes.")
+    return Preview(_diff(target, before, after), after)
 
 
 async def glob(
@@ -188,17 +204,22 @@ def _matching(root: Path, pattern: str) -> Iterator[str]:
             yield str(name)
 
 
-def _edited(path: Path, kind: str, before: str, after: str, text: str) -> ToolResult:
+def _diff(path: Path, before: str, after: str) -> str:
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
-    diff = list(difflib.unified_diff(old, new, f"a{path}", f"b{path}"))
-    added = sum(line.startswith("+") for line in diff[2:])
-    removed = sum(line.startswith("-") for line in diff[2:])
+    return "".join(difflib.unified_diff(old, new, f"a{path}", f"b{path}"))
+
+
+def _edited(path: Path, kind: str, diff: str, text: str) -> ToolResult:
+    lines = diff.split("\n")[2:]
     return ToolResult(
         text,
-        detail="".join(diff),
+        detail=diff,
         log={"fileEdits": [{"path": str(path), "kind": kind}]},
         telemetry={
             "properties": {"command": kind},
-            "metrics": {"linesAdded": added, "linesRemoved": removed},
+            "metrics": {
+                "linesAdded": sum(line.startswith("+") for line in lines),
+                "linesRemoved": sum(line.startswith("-") for line in lines),
+            },
         },
     )

@@ -127,11 +127,6 @@ async def ask(agent: Agent, initiator: str) -> Reply:
     milliseconds = round((time.monotonic() - started) * 1000)
     usage = usage_data(agent, reply, milliseconds, initiator, len(tools))
     agent.emit("assistant.usage", usage, ephemeral=True)
-    agent.emit(
-        "model.call_finished",
-        {"turnId": agent.turn_id, "dispatchDurationMs": milliseconds, "outcome": "success"},
-        ephemeral=True,
-    )
     agent.emit("session.usage_record", {"usage": usage})
     agent.emit("assistant.message", agent.message_data(message_id, reply))
     return reply

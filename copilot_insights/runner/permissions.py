@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from copilot_insights.errors import InsightsError
 
 if TYPE_CHECKING:
-    from copilot_insights.runner.tools import Access, Tool, ToolContext
+    from copilot_insights.runner.tools import Access, Preview, Tool, ToolContext
 
 Decision: TypeAlias = dict[str, Any]
 """What a client answers: `{kind: approve-once | approve-for-session | reject | …, feedback?}`."""
@@ -150,7 +150,11 @@ def describe(tool: Tool, context: ToolContext, arguments: Mapping[str, Any]) -> 
 
 
 def request_data(
-    tool: Tool, call: Call, context: ToolContext, arguments: Mapping[str, Any]
+    tool: Tool,
+    call: Call,
+    context: ToolContext,
+    arguments: Mapping[str, Any],
+    preview: Preview | None,
 ) -> dict[str, Any]:
     """The `permissionRequest` of a call, by the kind of what it does."""
     call_id = context.call.id
@@ -174,8 +178,8 @@ def request_data(
             "toolCallId": call_id,
             "intention": f"{tool.name.capitalize()} file",
             "fileName": path,
-            "diff": "",
-            "newFileContents": str(arguments.get("file_text", arguments.get("new_str", ""))),
+            "diff": preview.diff if preview else "",
+            "newFileContents": preview.content if preview else None,
             "canOfferSessionApproval": True,
         }
     if kind == "read":

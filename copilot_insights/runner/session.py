@@ -74,8 +74,10 @@ def builtin_tools() -> dict[str, Tool]:
     tools = (
         make_tool(shell.bash, "shell", "Running command"),
         make_tool(files.view, "read", "Viewing file", ("path",)),
-        make_tool(files.create, "write", "Creating file", ("path",)),
-        make_tool(files.edit, "write", "Editing file", ("path",)),
+        make_tool(
+            files.create, "write", "Creating file", ("path",), preview=files.preview_create
+        ),
+        make_tool(files.edit, "write", "Editing file", ("path",), preview=files.preview_edit),
         make_tool(files.glob, "read", "Finding files", ("paths",)),
         make_tool(files.grep, "read", "Searching files", ("paths", "path"), grep_names),
         make_tool(subagents.task, "none"),
@@ -169,6 +171,7 @@ class Session:
         self._session_source: str | None = "new"
         self._last_outcome = "complete"
         self._closed = False
+        self._old_events = len(self.log.events)
 
     @classmethod
     def create(cls, settings: Settings, session_id: str | None = None) -> Session:
@@ -310,6 +313,10 @@ class Session:
 
         return unsubscribe
 
+    def fresh_events(self) -> list[Event]:
+        """The persisted events of this process."""
+        return self.log.events[self._old_events :]
+
     def get_events(self) -> list[Event]:
         """All persisted events, the session's earlier processes included."""
         return list(self.log.events)
@@ -400,6 +407,17 @@ class Session:
             self.emit(
                 "user.message", self._message_data(self.root, prompt, prompt.text, "steering")
             )
+
+    async def finish(self) -> None:
+        """Wait until nothing is left to do."""
+        while self.busy and self._worker:
+            await asyncio.wait({self._worker})
+
+    def give_up_waiting(self) -> None:
+        """Answer what clients were asked with nothing: there is no client left."""
+        for future in self._expected.values():
+            if not future.done():
+                future.set_result(None)
 
     async def abort(self, reason: str = "user_initiated") -> None:
         """Stop what is running, drop what is queued. The session can be used on."""

@@ -76,6 +76,14 @@ class ToolContext:
         return (self.cwd / Path(text).expanduser()).resolve()
 
 
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a call would write: shown to whoever is asked to permit it."""
+
+    diff: str
+    content: str
+
+
 ToolFunction: TypeAlias = Callable[..., Awaitable[ToolResult]]
 """`async (context, *, argument, …) → ToolResult`."""
 
@@ -85,7 +93,9 @@ class Tool:
     """A tool as the loop uses it.
 
     `paths` names the arguments that hold paths, so that the confinement to the working
-    directory is checked in one place. `external` tools are run by a client.
+    directory is checked in one place. `preview` says what a call would write, or fails as the
+    call itself would, so that nobody is asked about what cannot be done. `external` tools are
+    run by a client.
     """
 
     name: str
@@ -95,6 +105,7 @@ class Tool:
     access: Access
     title: str = ""
     paths: tuple[str, ...] = ()
+    preview: Callable[[ToolContext, Mapping[str, Any]], Preview] | None = None
     external: bool = False
 
     def definition(self) -> dict[str, Any]:
@@ -115,6 +126,7 @@ def make_tool(
     title: str = "",
     paths: tuple[str, ...] = (),
     names: Mapping[str, str] | None = None,
+    preview: Callable[..., Preview] | None = None,
 ) -> Tool:
     """A tool from an async function: name, description and schema are the function's own.
 
@@ -124,6 +136,7 @@ def make_tool(
         title: what it is called in the log.
         paths: its arguments that hold paths.
         names: parameter → name on the wire, where that is no Python name (`-n`).
+        preview: the same parameters, but it only says what would be written.
     """
     hints = get_type_hints(function, include_extras=True)
     fields: list[Any] = []
@@ -138,15 +151,24 @@ def make_tool(
     _, components = msgspec.json.schema_components([arguments], ref_template="{name}")
     schema = {k: v for k, v in components[function.__name__].items() if k != "title"}
 
-    async def run(context: ToolContext, raw: Mapping[str, Any]) -> ToolResult:
+    def check(raw: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            checked = msgspec.convert(raw, arguments)
+            return msgspec.structs.asdict(msgspec.convert(raw, arguments))
         except msgspec.ValidationError as error:
             raise ToolFailed(f"Invalid arguments: {error}") from error
-        return await function(context, **msgspec.structs.asdict(checked))
+
+    async def run(context: ToolContext, raw: Mapping[str, Any]) -> ToolResult:
+        return await function(context, **check(raw))
 
     return Tool(
-        function.__name__, inspect.getdoc(function) or "", schema, run, access, title, paths
+        name=function.__name__,
+        description=inspect.getdoc(function) or "",
+        schema=schema,
+        run=run,
+        access=access,
+        title=title,
+        paths=paths,
+        preview=(lambda context, raw: preview(context, **check(raw))) if preview else None,
     )
 
 

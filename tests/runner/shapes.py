@@ -4,7 +4,9 @@ Sub-agents and the tools of one turn run side by side, so what they write interl
 chance, in the CLI too. The shape is therefore taken per agent, and within a turn per tool call.
 """
 
+import difflib
 import json
+import pprint
 from collections import Counter
 from pathlib import Path
 
@@ -85,7 +87,9 @@ def _agent_shape(events):
         if kind in LEFT_OUT:
             continue
         if kind.startswith(OF_A_CALL):
-            calls.setdefault(_call_of(event, requests), []).append(_entry(event))
+            own = calls.setdefault(_call_of(event, requests), [])
+            # The CLI's sub-agents sometimes write the start after the question that follows it.
+            own.insert(0 if kind == "tool.execution_start" else len(own), _entry(event))
             continue
         if kind.startswith("hook.") and in_turn:
             hooks[_entry(event)] += 1
@@ -107,3 +111,10 @@ def shape(events):
         agents.setdefault(event.get("agentId"), []).append(event)
     main = _agent_shape(agents.pop(None, []))
     return main, sorted(_agent_shape(own) for own in agents.values())
+
+
+def assert_same_shape(ours, theirs):
+    """Fails with a readable difference."""
+    left, right = (pprint.pformat(shape(events), width=160).split("\n") for events in (ours, theirs))
+    difference = list(difflib.unified_diff(right, left, "the CLI", "the runner", lineterm=""))
+    assert not difference, "\n".join(difference)

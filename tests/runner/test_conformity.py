@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.runner.shapes import LEFT_OUT, read, shape
+from tests.runner.shapes import LEFT_OUT, assert_same_shape, read
 from tests.runner.support import REAL, SCRIPTS, command
 
 CLI = REAL / "1.0.102"
@@ -48,7 +48,7 @@ def test_every_real_scenario_is_run():
 def test_the_log_has_the_shape_of_the_clis(scenario, run, log):
     for prompt, *options in RUNS[scenario]:
         run(prompt, *options, check=scenario != "error")
-    assert shape(read(log())) == shape(read(CLI / scenario / "events.jsonl"))
+    assert_same_shape(read(log()), read(CLI / scenario / "events.jsonl"))
 
 
 def test_nothing_is_left_out_without_need():
@@ -66,7 +66,7 @@ def test_hooks_are_recorded_like_the_clis(run, log, tmp_path):
     file = tmp_path / "h.json"
     file.write_text(json.dumps({"version": 1, "hooks": hooks}), encoding="utf-8")
     run("[[script:tools]] go", *ALL, "--hooks", file)
-    assert shape(read(log())) == shape(read(CLI / "hooks" / "events.jsonl"))
+    assert_same_shape(read(log()), read(CLI / "hooks" / "events.jsonl"))
 
 
 @pytest.mark.parametrize(("scenario", "number"), [("killed", "SIGTERM"), ("sigkill", "SIGKILL")])
@@ -86,7 +86,7 @@ def test_a_killed_run_leaves_the_same_log(scenario, number, shop, tmp_path, clea
         time.sleep(0.02)
     process.send_signal(getattr(signal, number))
     process.wait(timeout=10)
-    assert shape(read(log())) == shape(read(CLI / scenario / "events.jsonl"))
+    assert_same_shape(read(log()), read(CLI / scenario / "events.jsonl"))
 
 
 @pytest.mark.parametrize("scenario", ["tools", "sub", "nudge"])
