@@ -149,7 +149,8 @@ async def grep(
     command += {"files_with_matches": ["-l"], "count": ["-cH"], "content": ["-H"]}[output_mode]
     if output_mode == "content":
         command += ["-n"] if line_numbers else []
-        command += [f"-A{after or around}", f"-B{before or around}"]
+        command += [f"-A{after or around}"] if after or around else []
+        command += [f"-B{before or around}"] if before or around else []
     command += ["-i"] if ignore_case else []
     command += [f"--include={glob}"] if glob else []
     command += ["-e", pattern, "--"]
@@ -159,9 +160,12 @@ async def grep(
         done = await run_command([*command, *names], context.cwd, SEARCH_SECONDS)
     except TimeoutError as error:
         raise ToolFailed(f"Gave up after {SEARCH_SECONDS:g} seconds.", "timeout") from error
-    lines = done.output.decode(errors="replace").splitlines()
+    printed = done.output.decode(errors="replace").splitlines()
+    lines = [line for line in printed if not line.startswith("grep: ")]
     if done.exit_code > 1 and not lines:
-        raise ToolFailed("grep could not run that search.")
+        raise ToolFailed("".join(printed[:1]) or "grep could not run that search")
+    if output_mode != "content":
+        lines.sort()  # grep goes by the order in the directory
     if output_mode == "count":
         lines = [line for line in lines if not line.endswith(":0")]
     if not lines:

@@ -87,7 +87,8 @@ class EventLog:
         if path.exists():
             self._file = self._open()
             self.events, self.size = read_events(path)
-            if not self.events or self.events[0]["type"] != "session.start":
+            # An empty file is a process that was killed before its first line.
+            if self.size and (not self.events or self.events[0]["type"] != "session.start"):
                 self.close()
                 raise InsightsError(
                     f"{path} does not begin with session.start",

@@ -165,6 +165,13 @@ def working_directory(messages: Sequence[Message]) -> str:
     return "."
 
 
+def fill_in(value: object, cwd: str) -> object:
+    """An argument with `{cwd}` replaced, also in lists."""
+    if isinstance(value, list):
+        return [fill_in(item, cwd) for item in value]
+    return value.replace("{cwd}", cwd) if isinstance(value, str) else value
+
+
 def make_reply(cue: Cue, messages: Sequence[Message]) -> Reply:
     """The reply of a step: ids made up, `{cwd}` filled in, usage estimated at 4 bytes a token."""
     cwd = working_directory(messages)
@@ -172,10 +179,7 @@ def make_reply(cue: Cue, messages: Sequence[Message]) -> Reply:
         ToolCall(
             f"call_{uuid.uuid4().hex[:20]}",
             call.name,
-            {
-                key: value.replace("{cwd}", cwd) if isinstance(value, str) else value
-                for key, value in call.arguments.items()
-            },
+            {key: fill_in(value, cwd) for key, value in call.arguments.items()},
         )
         for call in cue.reply.tools
     )

@@ -214,7 +214,8 @@ class Session:
         Raises:
             InsightsError: there is no such session, or it is in use.
         """
-        if not (session_directory(settings.home, session_id) / "events.jsonl").exists():
+        log = session_directory(settings.home, session_id) / "events.jsonl"
+        if not log.exists() or log.stat().st_size == 0:
             raise InsightsError(
                 f"Session not found: {session_id}", hint=f"There is none in {settings.home}."
             )

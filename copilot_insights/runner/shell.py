@@ -26,6 +26,7 @@ KEPT_BYTES = 4 * 1024 * 1024
 """Of each command's output; what comes after is counted and dropped."""
 
 CHUNK_BYTES = 256 * 1024
+REAP_SECONDS = 5.0
 DRAIN_SECONDS = 0.5
 """How long to wait for output that is still in the pipe when a command has ended."""
 
@@ -104,6 +105,7 @@ async def run_command(
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(transport.get_pid(), signal.SIGKILL)
+        await asyncio.wait({collector.exited}, timeout=REAP_SECONDS)
         transport.close()
 
 
