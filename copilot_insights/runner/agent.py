@@ -61,7 +61,8 @@ class Agent:
     """One conversation in a session.
 
     `message_id` is the id of the user message that all of this goes back to, `turn_id` and
-    `interaction_id` are those of the turn that is being taken.
+    `interaction_id` are those of the turn that is being taken. `initiator` says who caused the
+    next model call: `user` for the first after a user message, else `agent`.
     """
 
     session: Session
@@ -76,6 +77,7 @@ class Agent:
     message_id: str = ""
     interaction_id: str = ""
     turn_id: str = ""
+    initiator: str = "user"
 
     def emit(self, kind: str, data: dict[str, Any], *, ephemeral: bool = False) -> Event:
         """Send one event of this agent to subscribers and, unless ephemeral, to the log."""

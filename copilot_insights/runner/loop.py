@@ -85,7 +85,7 @@ async def take_turn(agent: Agent, turn: int) -> Reply:
     )
     try:
         agent.take_steering()
-        reply = await ask(agent, initiator="user" if turn == 0 else "agent")
+        reply = await ask(agent)
         results = await run_calls(agent, reply.tool_calls)
         for call, result in zip(reply.tool_calls, results, strict=True):
             if call.name == "task_complete" and result.success:
@@ -104,7 +104,7 @@ async def take_turn(agent: Agent, turn: int) -> Reply:
         agent.emit("assistant.turn_end", {"turnId": agent.turn_id})
 
 
-async def ask(agent: Agent, initiator: str) -> Reply:
+async def ask(agent: Agent) -> Reply:
     """One model call with the whole history: deltas go by, usage and message are written."""
     message_id = str(uuid.uuid4())
     streamed = False
@@ -125,7 +125,8 @@ async def ask(agent: Agent, initiator: str) -> Reply:
         on_delta if agent.streaming else lambda _: None,
     )
     milliseconds = round((time.monotonic() - started) * 1000)
-    usage = usage_data(agent, reply, milliseconds, initiator, len(tools))
+    usage = usage_data(agent, reply, milliseconds, len(tools))
+    agent.initiator = "agent"
     agent.emit("assistant.usage", usage, ephemeral=True)
     agent.emit("session.usage_record", {"usage": usage})
     agent.emit("assistant.message", agent.message_data(message_id, reply))

@@ -251,7 +251,8 @@ def is_harmless(command: str, cwd: Path, directories: Sequence[Path] = ()) -> bo
     places = (cwd, *directories)
     return all(
         PLAIN_FLAG.fullmatch(word)
-        or any((cwd / word).resolve().is_relative_to(place) for place in places)
+        if word.startswith("-")
+        else any((cwd / word).resolve().is_relative_to(place) for place in places)
         for word in words[1:]
     )
 

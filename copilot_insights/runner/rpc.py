@@ -183,8 +183,9 @@ class Peer:
             error = RpcError(INVALID_REQUEST, "Invalid request: a method with params is needed")
             self._send_error(message_id, error)
         elif method == "$/cancelRequest":
-            if task := self._serving.get(params.get("id", "")):
-                task.cancel()
+            cancelled = params.get("id")
+            if isinstance(cancelled, str | int) and cancelled in self._serving:
+                self._serving[cancelled].cancel()
         else:
             task = asyncio.create_task(self._serve(message_id, method, params))
             self._tasks.add(task)

@@ -180,7 +180,7 @@ class Session:
         Raises:
             InsightsError: there is one of that id already.
         """
-        session = cls(settings, session_id or str(uuid.uuid4()))
+        session = cls(settings, str(uuid.uuid4()) if session_id is None else session_id)
         if session.log.events:
             session.log.close()
             raise InsightsError(
@@ -615,7 +615,7 @@ class Session:
         """
         agent.interaction_id = self.new_id()
         agent.message_id = message_id
-        agent.turn_id = "0"
+        agent.turn_id, agent.initiator = "0", "user"
         prompt = Prompt(content, message_id, agent_mode, delivery, source)
         text = content if text is None else text
         if agent.id:

@@ -27,7 +27,7 @@ TOKENS = (
 
 
 def usage_data(
-    agent: Agent, reply: Reply, milliseconds: int, initiator: str, tools: int
+    agent: Agent, reply: Reply, milliseconds: int, tools: int
 ) -> dict[str, Any]:
     """The `usage` of one call.
 
@@ -44,7 +44,7 @@ def usage_data(
         "reasoningTokens": reply.usage.reasoning_tokens,
         "cost": 0.0,
         "duration": milliseconds,
-        "initiator": "sub-agent" if agent.id else initiator,
+        "initiator": "sub-agent" if agent.id else agent.initiator,
         "interactionType": "conversation-subagent" if agent.id else "conversation-agent",
         "isByok": True,
         "apiCallId": reply.id,
