@@ -88,7 +88,7 @@ class Agent:
     def take_steering(self) -> None:
         """Write the messages that were sent with mode `immediate` meanwhile."""
         if self.id is None:
-            self.session.take_steering()
+            self.session.worker.take_steering()
 
     def offered_tools(self) -> list[Tool]:
         """The tools that the model is told of; `task_complete` only in autopilot."""

@@ -185,9 +185,7 @@ class CopilotClient:
         await self._open("session.resume", session, options)
         return session
 
-    async def _open(
-        self, method: str, session: CopilotSession, options: Mapping[str, Any]
-    ) -> None:
+    async def _open(self, method: str, session: CopilotSession, options: Mapping[str, Any]) -> None:
         try:
             config = session_config(options) | {"sessionId": session.session_id}
             opened = await self.request(method, config)
@@ -261,9 +259,7 @@ def session_config(options: Mapping[str, Any]) -> Params:
 class CopilotSession:
     """A session as a client sees it."""
 
-    def __init__(
-        self, client: CopilotClient, session_id: str, options: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, client: CopilotClient, session_id: str, options: Mapping[str, Any]) -> None:
         """Made by the client."""
         self.session_id = session_id
         self.workspace_path: str | None = None
@@ -322,9 +318,7 @@ class CopilotSession:
 
     async def set_mode(self, mode: str) -> None:
         """Interactive, plan or autopilot."""
-        await self._client.request(
-            "session.mode.set", {"sessionId": self.session_id, "mode": mode}
-        )
+        await self._client.request("session.mode.set", {"sessionId": self.session_id, "mode": mode})
 
     async def get_events(self) -> list[Event]:
         """All persisted events."""

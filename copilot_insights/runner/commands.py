@@ -184,9 +184,7 @@ async def run_prompt(
     from copilot_insights.runner.session import Session
     from copilot_insights.runner.view import JsonLines, LiveView
 
-    session = (
-        Session.resume(settings, session_id) if session_id else Session.create(settings)
-    )
+    session = Session.resume(settings, session_id) if session_id else Session.create(settings)
     colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     session.on(JsonLines() if output is Output.json else LiveView(colour=colour))
     stops: list[asyncio.Task[None]] = []

@@ -174,9 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _send_error(
-        self, status: int, message: str, kind: str = "invalid_request_error"
-    ) -> None:
+    def _send_error(self, status: int, message: str, kind: str = "invalid_request_error") -> None:
         self._send(status, {"error": {"message": message, "type": kind}})
 
     def _stream(self, reply: Reply, model: object, *, usage: bool) -> None:

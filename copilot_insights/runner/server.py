@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from copilot_insights.errors import InsightsError
-from copilot_insights.runner.catalogue import describe_session, list_sessions
 from copilot_insights.runner.log import iso
 from copilot_insights.runner.opening import (
     client_tool,
@@ -33,7 +32,12 @@ from copilot_insights.runner.rpc import (
     RpcError,
     stdio_streams,
 )
-from copilot_insights.runner.session import FORMAT_VERSION, Session, session_directory
+from copilot_insights.runner.session import FORMAT_VERSION, Session
+from copilot_insights.runner.workspace import (
+    describe_session,
+    list_sessions,
+    session_directory,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,7 +164,9 @@ class Connection:
         """Shake hands."""
         token = params.get("token")
         given = token if isinstance(token, str) else ""
-        if not self.admitted and not hmac.compare_digest(given.encode(), self.server.token.encode()):
+        if not self.admitted and not hmac.compare_digest(
+            given.encode(), self.server.token.encode()
+        ):
             raise RpcError(INTERNAL_ERROR, "The connection token is wrong")
         self.admitted = True
         return {
@@ -409,7 +415,7 @@ class Connection:
             session = self.server.sessions.get(session_id)
             if session and not self.server.connections_of(session_id):
                 session.give_up_waiting()
-                await session.finish()
+                await session.worker.finish()
                 if not self.server.connections_of(session_id):
                     await self.server.close_session(session, "user_exit")
 

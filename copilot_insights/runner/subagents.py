@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from copilot_insights.runner.agent import Agent
+from copilot_insights.runner.interactions import Prompt, open_interaction, welcome
 from copilot_insights.runner.loop import Failed, TaskComplete, interact
 from copilot_insights.runner.tools import ToolContext, ToolFailed, ToolResult
 
@@ -89,9 +90,9 @@ async def run_task(parent: Agent, call: ToolCall, arguments: Mapping[str, Any]) 
 
     async def work_and_wake() -> None:
         result = await _work(child, call, arguments)
-        session.wake(child, arguments, result)
+        session.worker.wake(child, arguments, result)
 
-    session.start_background(asyncio.create_task(work_and_wake()))
+    session.worker.start_background(asyncio.create_task(work_and_wake()))
     return ToolResult(
         f"Agent started in background with agent_id: {child.id}. Its result will be announced; "
         "until then go on with something else, or end your reply."
@@ -117,12 +118,11 @@ async def _work(child: Agent, call: ToolCall, arguments: Mapping[str, Any]) -> T
     child.emit("session.model_change", {"source": "agent", "newModel": child.model.name})
     about = {"agentName": child.kind, "transcriptPath": str(session.log.path)}
     whole = {**about, "agentId": child.id, "agentType": child.kind}
-    kind, outcome = "subagent.failed", {"error": "cancelled"}
+    kind, outcome = "subagent.failed", dict[str, Any](error="cancelled")
     try:
         await session.root.run_hooks("subagentStart", whole)
-        await session.open_interaction(
-            child, arguments["prompt"], session.new_id(), source=f"agent-{session.id}"
-        )
+        prompt = Prompt(arguments["prompt"], session.new_id(), source=f"agent-{session.id}")
+        await open_interaction(child, prompt, await welcome(child, prompt, None) or prompt.text)
         try:
             text = (await interact(child)).text
         except TaskComplete as end:

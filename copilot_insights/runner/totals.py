@@ -26,9 +26,7 @@ TOKENS = (
 )
 
 
-def usage_data(
-    agent: Agent, reply: Reply, milliseconds: int, tools: int
-) -> dict[str, Any]:
+def usage_data(agent: Agent, reply: Reply, milliseconds: int, tools: int) -> dict[str, Any]:
     """The `usage` of one call.
 
     `duration` is in ms. Cost and credits are not known here: `aiCreditsStatus` says so,

@@ -21,17 +21,53 @@ from copilot_insights.runner.session import Session, Settings
 
 SCRIPTS = {
     "crash": [
-        {"text": "One.", "delay": 0.02, "tools": [{"name": "bash", "arguments": {"command": "echo 1"}}, {"name": "glob", "arguments": {"pattern": "*"}}]},
-        {"text": "Two.", "delay": 0.02, "tools": [
-            {"name": "task", "arguments": {"name": "a", "prompt": "[[script:child]] a", "agent_type": "explore", "description": "a"}},
-            {"name": "task", "arguments": {"name": "b", "prompt": "[[script:child]] b", "agent_type": "explore", "description": "b", "mode": "background"}},
-            {"name": "create", "arguments": {"path": "{cwd}/new.py", "file_text": "x\n" * 5000}},
-            {"name": "bash", "arguments": {"command": "seq 2000"}}]},
+        {
+            "text": "One.",
+            "delay": 0.02,
+            "tools": [
+                {"name": "bash", "arguments": {"command": "echo 1"}},
+                {"name": "glob", "arguments": {"pattern": "*"}},
+            ],
+        },
+        {
+            "text": "Two.",
+            "delay": 0.02,
+            "tools": [
+                {
+                    "name": "task",
+                    "arguments": {
+                        "name": "a",
+                        "prompt": "[[script:child]] a",
+                        "agent_type": "explore",
+                        "description": "a",
+                    },
+                },
+                {
+                    "name": "task",
+                    "arguments": {
+                        "name": "b",
+                        "prompt": "[[script:child]] b",
+                        "agent_type": "explore",
+                        "description": "b",
+                        "mode": "background",
+                    },
+                },
+                {
+                    "name": "create",
+                    "arguments": {"path": "{cwd}/new.py", "file_text": "x\n" * 5000},
+                },
+                {"name": "bash", "arguments": {"command": "seq 2000"}},
+            ],
+        },
         {"text": "Three.", "delay": 0.02, "tools": []},
         {"text": "Four.", "delay": 0.02, "tools": []},
     ],
     "child": [
-        {"text": "", "delay": 0.02, "tools": [{"name": "bash", "arguments": {"command": "echo 2"}}]},
+        {
+            "text": "",
+            "delay": 0.02,
+            "tools": [{"name": "bash", "arguments": {"command": "echo 2"}}],
+        },
         {"text": "Found.", "delay": 0.02, "tools": []},
     ],
     "hello": [{"text": "Hello again.", "tools": []}],

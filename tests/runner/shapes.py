@@ -115,6 +115,8 @@ def shape(events):
 
 def assert_same_shape(ours, theirs):
     """Fails with a readable difference."""
-    left, right = (pprint.pformat(shape(events), width=160).split("\n") for events in (ours, theirs))
+    left, right = (
+        pprint.pformat(shape(events), width=160).split("\n") for events in (ours, theirs)
+    )
     difference = list(difflib.unified_diff(right, left, "the CLI", "the runner", lineterm=""))
     assert not difference, "\n".join(difference)

@@ -238,7 +238,7 @@ def test_two_clients_share_a_session(server, shop):
             await first.disconnect()
             # The session lives on for the other one.
             assert (await second.send_and_wait("[[script:hello]] go"))["data"]["content"]
-            return seen
+            return list(seen)
 
     seen = asyncio.run(main())
     assert seen.count("session.idle") == 2

@@ -186,7 +186,9 @@ def test_a_token_must_be_shown(serve):
     port = serve(COPILOT_CONNECTION_TOKEN="open sesame")
 
     async def main():
-        answers = await say(port, request("session.list", 1), request("connect", 2, token="x"), answers=2)
+        answers = await say(
+            port, request("session.list", 1), request("connect", 2, token="x"), answers=2
+        )
         assert all("token" in answer["error"]["message"] for answer in answers)
         async with CopilotClient(port=port, token="open sesame") as client:
             await client.list_sessions()

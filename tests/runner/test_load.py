@@ -96,7 +96,9 @@ def test_a_turn_costs_less_than_two_milliseconds(tmp_path, capsys):
     whole = min(asyncio.run(loop()) for _ in range(3))
     overhead = (whole - plain) / turns * 1000
     with capsys.disabled():
-        print(f"\nthe loop's own cost: {overhead:.2f} ms a turn ({whole:.3f} s beside {plain:.3f} s)")
+        print(
+            f"\nthe loop's own cost: {overhead:.2f} ms a turn ({whole:.3f} s beside {plain:.3f} s)"
+        )
     assert overhead < 2
 
 

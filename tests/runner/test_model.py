@@ -30,7 +30,9 @@ SCRIPTS = {
             "usage": {"input": 100, "output": 7, "cached": 60, "reasoning": 3},
         }
     ],
-    "tools": [{"text": "Two.", "tools": [{"name": "bash", "arguments": {"command": "ls {cwd}"}}] * 2}],
+    "tools": [
+        {"text": "Two.", "tools": [{"name": "bash", "arguments": {"command": "ls {cwd}"}}] * 2}
+    ],
     "flaky": [{"text": "At last.", "error": {"status": 503, "message": "busy", "times": 2}}],
     "limited": [{"text": "At last.", "error": {"status": 429, "message": "slow down", "times": 1}}],
     "broken": [{"error": {"status": 500, "message": "no more"}}],

@@ -76,14 +76,18 @@ def log_of(tmp_path, session_id):
 
 def custom_tools():
     def lookup(invocation):
-        return ToolResult(text_result_for_llm=f"order {invocation.arguments['order_id']}: on its way")
+        return ToolResult(
+            text_result_for_llm=f"order {invocation.arguments['order_id']}: on its way"
+        )
 
     def broken(_):
         raise ValueError("no such order")
 
     order = {"type": "object", "properties": {"order_id": {"type": "string"}}}
     return [
-        Tool(name="lookup_order", description="Looks an order up", handler=lookup, parameters=order),
+        Tool(
+            name="lookup_order", description="Looks an order up", handler=lookup, parameters=order
+        ),
         Tool(name="broken_tool", description="Always fails", handler=broken),
     ]
 

@@ -105,7 +105,7 @@ def test_an_abort_ends_agents_and_tools(play):
         while "subagent.started" not in types(session.log.events):
             await asyncio.sleep(0.005)
         await session.abort()
-        assert not session.busy
+        assert not session.worker.busy
 
     session, seen = play(then=then, delay=0.1)
     [completed] = of("subagent.completed", session.log.events)
@@ -154,8 +154,13 @@ def test_a_hook_can_deny_change_and_add(play, shop):
     session, _ = play("[[script:tools]] go", hooks=given)
     events = session.log.events
     completed = {d["toolCallId"]: d for d in of("tool.execution_complete", events)}
-    results = {d["toolName"]: completed[d["toolCallId"]] for d in of("tool.execution_start", events)}
-    assert results["bash"]["error"] == {"message": "Denied by preToolUse hook: no shell", "code": "denied"}
+    results = {
+        d["toolName"]: completed[d["toolCallId"]] for d in of("tool.execution_start", events)
+    }
+    assert results["bash"]["error"] == {
+        "message": "Denied by preToolUse hook: no shell",
+        "code": "denied",
+    }
     assert results["view"]["result"]["content"] == "other\n\n\n(A hook adds: look twice)"
     assert results["edit"]["success"]
     assert of("user.message", events)[0]["transformedContent"].endswith("source new")
@@ -167,7 +172,9 @@ def test_a_hook_that_fails_is_recorded_and_changes_nothing(play):
     def broken(data):
         raise ValueError("hook broke")
 
-    given = hooks(preToolUse=broken, userPromptSubmitted=broken, postToolUse=lambda data: {"x": {1}})
+    given = hooks(
+        preToolUse=broken, userPromptSubmitted=broken, postToolUse=lambda data: {"x": {1}}
+    )
     session, _ = play("[[script:hello]] go", "[[script:parallel]] go", hooks=given)
     ends = of("hook.end", session.log.events)
     assert {end["success"] for end in ends} == {False}
@@ -288,7 +295,9 @@ def test_an_approval_for_the_session_is_remembered(play):
         return {"kind": "approve-for-session"}
 
     session, _ = play(
-        "[[script:nudge]] go", "[[script:nudge]] go", mode="autopilot",
+        "[[script:nudge]] go",
+        "[[script:nudge]] go",
+        mode="autopilot",
         policy=Policy(ask=decide, ask_reads=True),
     )
     assert [request["fullCommandText"] for request in asked] == ["echo hi"]
@@ -300,7 +309,7 @@ def test_the_queue_runs_in_order(play):
     async def then(session):
         for number in range(5):
             session.send(f"[[script:hello]] {number}")
-        await session.finish()
+        await session.worker.finish()
 
     session, seen = play(then=then)
     texts = [data["content"][-1] for data in of("user.message", session.log.events)]

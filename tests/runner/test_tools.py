@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from copilot_insights.runner.model import ToolCall
-from copilot_insights.runner.session import builtin_tools
+from copilot_insights.runner.toolbox import builtin_tools
 from copilot_insights.runner.tools import Tool, ToolContext, ToolResult, run_tool
 from tests.runner.shapes import read
 from tests.runner.support import write_scripts
