@@ -140,7 +140,7 @@ class Agent:
             try:
                 output = await call_hook(hook, data)
                 json.dumps(output)  # it goes to the log
-            except Exception as error:  # a user's hook must not end the loop
+            except Exception as error:  # noqa: BLE001  # a user's hook must not end the loop
                 message = str(error) or type(error).__name__
                 self.emit("hook.end", end | {"success": False, "error": {"message": message}})
                 continue

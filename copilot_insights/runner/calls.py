@@ -179,7 +179,7 @@ async def _ask_hooks(agent: Agent, calls: Sequence[ToolCall]) -> list[Verdict]:
                 output = await call_hook(hook, {**agent.hook_input(), **asked}) or {}
                 json.dumps(output)
                 verdicts[index] = await _judge(agent, call, verdicts[index], output)
-            except Exception as failure:  # a user's hook must not end the loop
+            except Exception as failure:  # noqa: BLE001  # a user's hook must not end the loop
                 error = str(failure) or type(failure).__name__
         denials = {c.id: v.denied for c, v in zip(calls, verdicts, strict=True) if v.denied}
         end: dict[str, Any] = {**invocation, "success": not error}

@@ -84,6 +84,7 @@ class CopilotClient:
         env: Mapping[str, str] | None = None,
         token: str | None = None,
     ) -> None:
+        """Nothing is started before `start`, or `async with`."""
         if bool(command) == (port is not None):
             raise InsightsError("A client needs either a command or a port")
         self._command = tuple(command)
@@ -346,8 +347,9 @@ class CopilotSession:
         """Answer what an event asks, and pass it on."""
         if event["type"] == "permission.requested" and self._permit:
             self._answer(self._answer_permission(event["data"]))
-        elif event["type"] == "external_tool.requested":
-            if tool := self._tools.get(event["data"]["toolName"]):
+        if event["type"] == "external_tool.requested":
+            tool = self._tools.get(event["data"]["toolName"])
+            if tool:
                 self._answer(self._answer_tool_call(tool, event["data"]))
         for handler in list(self._handlers):
             try:
@@ -412,9 +414,10 @@ class _Answer:
 
     def _look(self, kind: str, data: dict[str, Any], event: Event) -> None:
         mine = data.get("originatingMessageId") == self._message_id
-        if kind == "user.message" and data.get("messageId") == self._message_id:
-            self._started = True
-        elif kind == "session.warning" and mine and data.get("warningType") == "policy_blocked":
+        blocked = kind == "session.warning" and data.get("warningType") == "policy_blocked"
+        if (blocked and mine) or (
+            kind == "user.message" and data.get("messageId") == self._message_id
+        ):
             self._started = True
         elif kind == "assistant.message":
             ours = mine or ("originatingMessageId" not in data and self._started)

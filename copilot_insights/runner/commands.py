@@ -8,7 +8,7 @@ import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -65,7 +65,7 @@ HooksOption = Annotated[
 ]
 
 
-def run(  # one parameter an option
+def run(
     prompt: Annotated[str, typer.Argument(help="What to do.")],
     script: ScriptOption = None,
     model: Annotated[
@@ -201,12 +201,12 @@ async def run_prompt(
     except InsightsError:
         ok = False  # the view has shown why
     await session.shutdown()
-    print(f"\nLog: {session.log.path}", file=sys.stderr)  # a command's own output
-    print(f"Report: copilot-insights show {session.log.path}", file=sys.stderr)
+    where = session.log.path
+    sys.stderr.write(f"\nLog: {where}\nReport: copilot-insights show {where}\n")
     return ok
 
 
-def serve(  # one parameter an option
+def serve(
     context: typer.Context,
     stdio: Annotated[bool, typer.Option("--stdio", help="Speak on stdin and stdout.")] = False,
     port: Annotated[

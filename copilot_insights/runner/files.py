@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from copilot_insights.runner.shell import clip, run_command
 from copilot_insights.runner.tools import Preview, ToolContext, ToolFailed, ToolResult
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LARGEST_FILE = 10 * 1024 * 1024
 MOST_MATCHES = 1000
@@ -120,14 +116,12 @@ async def glob(
         raise ToolFailed("A pattern goes down from its place: no absolute path and no `..` in it.")
     found: list[str] = []
     for root, shown in _roots(context, paths):
-        names = await asyncio.to_thread(
-            lambda root=root: sorted(islice(_matching(root, pattern), MOST_MATCHES))
-        )
+        names = await asyncio.to_thread(_matching, root, pattern)
         found += [f"{shown}/{name}" for name in names]
     return ToolResult("\n".join(found) or "No files matched the pattern.")
 
 
-async def grep(
+async def grep(  # noqa: PLR0913  # the CLI's arguments
     context: ToolContext,
     *,
     pattern: Annotated[str, Meta(description="An extended regular expression")],
@@ -199,13 +193,17 @@ def _roots(context: ToolContext, paths: str | list[str] | None) -> list[tuple[Pa
     return roots
 
 
-def _matching(root: Path, pattern: str) -> Iterator[str]:
+def _matching(root: Path, pattern: str) -> list[str]:
     """Files below `root` that match, relative to it; a link that leads out is left out."""
+    names: list[str] = []
     for found in root.glob(pattern):
         name = found.relative_to(root)
         hidden = any(part.startswith(".") for part in name.parts[:-1])
         if not hidden and found.is_file() and found.resolve().is_relative_to(root):
-            yield str(name)
+            names.append(str(name))
+        if len(names) == MOST_MATCHES:
+            break
+    return sorted(names)
 
 
 def _diff(path: Path, before: str, after: str) -> str:

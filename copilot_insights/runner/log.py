@@ -52,7 +52,7 @@ def read_events(path: Path) -> tuple[list[Event], int]:
     no events are passed over, as the CLI does since 1.0.86.
     """
     raw = path.read_bytes()
-    events = []
+    events: list[Event] = []
     for line in raw.splitlines(keepends=True):
         try:
             event = json.loads(line)

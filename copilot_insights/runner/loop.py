@@ -23,12 +23,14 @@ from copilot_insights.runner.totals import usage_data
 
 if TYPE_CHECKING:
     from copilot_insights.runner.agent import Agent
+    from copilot_insights.runner.tools import ToolResult
 
 
-class End(Exception):  # an ending, not always an error
+class End(Exception):  # noqa: N818  # an ending, not always an error
     """The loop ends here, and the log says so with this event."""
 
     def __init__(self, kind: str, data: dict[str, Any]) -> None:
+        """Type and data of the event."""
         super().__init__(kind)
         self.kind = kind
         self.data = data
@@ -38,6 +40,7 @@ class TaskComplete(End):
     """The model said that the task is done."""
 
     def __init__(self, summary: str) -> None:
+        """`summary` is the model's own."""
         super().__init__("session.task_complete", {"summary": summary, "success": True})
 
 
@@ -45,6 +48,7 @@ class Failed(End):
     """The model could not be asked, or a limit was reached."""
 
     def __init__(self, kind: str, message: str, status: int | None, message_id: str) -> None:
+        """`kind` is the errorType, `status` an HTTP status, `message_id` the user's message."""
         data: dict[str, Any] = {"errorType": kind, "message": message}
         if status is not None:
             data["statusCode"] = status
@@ -87,13 +91,7 @@ async def take_turn(agent: Agent, turn: int) -> Reply:
         agent.take_steering()
         reply = await ask(agent)
         results = await run_calls(agent, reply.tool_calls)
-        for call, result in zip(reply.tool_calls, results, strict=True):
-            if call.name == "task_complete" and result.success:
-                raise TaskComplete(result.text)
-        return reply
-    except TaskComplete as end:
-        agent.emit(end.kind, end.data)
-        raise
+        end_if_complete(agent, reply, results)
     except ModelError as error:
         described = {"name": "ModelError", "message": error.message}
         await agent.run_hooks(
@@ -102,6 +100,16 @@ async def take_turn(agent: Agent, turn: int) -> Reply:
         raise Failed(error.kind, error.message, error.status, agent.message_id) from error
     finally:
         agent.emit("assistant.turn_end", {"turnId": agent.turn_id})
+    return reply
+
+
+def end_if_complete(agent: Agent, reply: Reply, results: list[ToolResult]) -> None:
+    """End the loop if one of the calls was a `task_complete` that went well."""
+    for call, result in zip(reply.tool_calls, results, strict=True):
+        if call.name == "task_complete" and result.success:
+            end = TaskComplete(result.text)
+            agent.emit(end.kind, end.data)
+            raise end
 
 
 async def ask(agent: Agent) -> Reply:

@@ -80,6 +80,7 @@ class ModelError(Exception):
     """
 
     def __init__(self, message: str, status: int | None = None, kind: str = "query") -> None:
+        """Nothing of the failed call is kept but this."""
         super().__init__(message)
         self.message = message
         self.status = status
@@ -182,7 +183,7 @@ class OpenAIModel:
     def _connect(self) -> AsyncOpenAI:
         if self._client is None:
             try:
-                from openai import AsyncOpenAI  # heavy, and optional
+                from openai import AsyncOpenAI  # noqa: PLC0415  # heavy, and optional
             except ImportError as error:
                 raise InsightsError(
                     "The openai package is not installed",
@@ -205,9 +206,9 @@ class OpenAIModel:
         on_delta: Callable[[Delta], None],
     ) -> Reply:
         """See `Model.reply`."""
-        from openai import APIConnectionError, APIError, APIStatusError
-
         client = self._connect()
+        from openai import APIConnectionError, APIError, APIStatusError  # noqa: PLC0415  # heavy
+
         for attempt in range(self.retries + 1):
             try:
                 return await self._call(client, messages, tools, on_delta)
@@ -312,4 +313,4 @@ def _backoff_seconds(attempt: int, error: APIError) -> float:
         return min(float(asked), LONGEST_BACKOFF_SECONDS)
     except ValueError:
         wait = min(0.5 * 2**attempt, LONGEST_BACKOFF_SECONDS)
-        return wait * random.uniform(0.75, 1.0)  # jitter
+        return float(wait * random.uniform(0.75, 1.0))  # noqa: S311  # jitter, no secret

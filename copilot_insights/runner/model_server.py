@@ -133,13 +133,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.write({**line, "error": True})
             self._send_error(error.status or 400, error.message.split(" ", 1)[-1])
             return
-        error = self.server.fails(label, cue)
+        failure = self.server.fails(label, cue)
         reply = make_reply(cue, messages)
-        line |= {"script": cue.script, "step": cue.step, "id": reply.id, "error": bool(error)}
+        line |= {"script": cue.script, "step": cue.step, "id": reply.id, "error": bool(failure)}
         self.server.write(line)
         time.sleep(cue.reply.delay)
-        if error:
-            self._send_error(error.status, error.message, error.type)
+        if failure:
+            self._send_error(failure.status, failure.message, failure.type)
         elif stream:
             usage = (request.get("stream_options") or {}).get("include_usage")
             self._stream(reply, request.get("model"), usage=bool(usage))

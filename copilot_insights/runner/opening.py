@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from copilot_insights.errors import InsightsError
 from copilot_insights.runner.agent import Limits
-from copilot_insights.runner.interactions import INSTRUCTIONS
 from copilot_insights.runner.hooks import HOOK_TYPES, Hook, Hooks
+from copilot_insights.runner.interactions import INSTRUCTIONS
 from copilot_insights.runner.model import OpenAIModel, Provider, model_from_environment
 from copilot_insights.runner.permissions import Policy, Rule
 from copilot_insights.runner.scripts import ScriptedModel, Scripts

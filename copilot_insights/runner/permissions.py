@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 Decision: TypeAlias = dict[str, Any]
 """What a client answers: `{kind: approve-once | approve-for-session | reject | …, feedback?}`."""
 
-Ask: TypeAlias = Callable[[dict[str, Any]], Awaitable[Decision]]
-"""Takes the data of a `permission.requested` to whoever decides, and waits for the answer."""
+Ask: TypeAlias = Callable[[dict[str, Any]], Awaitable[Decision | None]]
+"""Takes the data of a `permission.requested` to whoever decides, and waits for the answer;
+None if there is nobody."""
 
 HARMLESS_COMMANDS = frozenset({"cat", "echo", "false", "head", "ls", "pwd", "tail", "true", "wc"})
 SHELL_SYNTAX = frozenset("|&;<>()$`\\\"'*?[]{}~#!\n")
@@ -71,6 +72,7 @@ class Rule:
         return any(fnmatch.fnmatch(str(path), self.argument) for path in call.paths)
 
     def __str__(self) -> str:
+        """As it was given."""
         return self.subject if self.argument is None else f"{self.subject}({self.argument})"
 
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import sys
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
@@ -209,9 +210,7 @@ class Peer:
 
     async def _serve(self, message_id: str | int | None, method: str, params: Params) -> None:
         try:
-            handler = self._methods.get(method)
-            if handler is None:
-                raise RpcError(METHOD_NOT_FOUND, f"Unhandled method {method}")
+            handler = self._methods.get(method, _unhandled(method))
             result = await handler(params)
             if message_id is not None:
                 self._send({"id": message_id, "result": result})
@@ -241,10 +240,15 @@ class Peer:
             self._writer.transport.abort()
 
 
+def _unhandled(method: str) -> Handler:
+    async def refuse(_: Params) -> None:
+        raise RpcError(METHOD_NOT_FOUND, f"Unhandled method {method}")
+
+    return refuse
+
+
 async def stdio_streams() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """This process's stdin and stdout as streams."""
-    import sys  # noqa: PLC0415
-
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=LARGEST_HEADER)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -220,7 +220,7 @@ class ScriptedModel:
     async def reply(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],  # a script asks for what it likes
+        tools: Sequence[Mapping[str, Any]],  # noqa: ARG002  # a script asks for what it likes
         on_delta: Callable[[Delta], None],
     ) -> Reply:
         """See `Model.reply`."""

@@ -19,6 +19,7 @@ from copilot_insights.errors import InsightsError
 from copilot_insights.runner.log import iso
 from copilot_insights.runner.opening import (
     client_tool,
+    model_from,
     settings_from,
 )
 from copilot_insights.runner.rpc import (
@@ -40,12 +41,12 @@ from copilot_insights.runner.workspace import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from copilot_insights.runner.hooks import Hook, HookInput, HookOutput
     from copilot_insights.runner.log import Event
     from copilot_insights.runner.opening import Defaults
-    from copilot_insights.runner.permissions import Decision
+    from copilot_insights.runner.permissions import Ask, Decision
 
 PROTOCOL_VERSION = 3
 LOOPBACK = "127.0.0.1"
@@ -64,15 +65,19 @@ class Server:
         self.connections: set[Connection] = set()
         self.foreground: str | None = None
         self.stopping = asyncio.Event()
+        self.alone = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection to its end."""
         connection = Connection(self, reader, writer)
         self.connections.add(connection)
+        self.alone.clear()
         try:
             await connection.peer.run()
         finally:
             self.connections.discard(connection)
+            if not self.connections:
+                self.alone.set()
             await connection.leave_all()
 
     def announce(self, kind: str, session_id: str, session: Session | None = None) -> None:
@@ -117,7 +122,7 @@ class Connection:
         self.peer.integer_ids = True
 
     def methods(self) -> dict[str, Handler]:
-        """Wire name → method. Whatever is not here answers −32601."""
+        """Wire name → method. Whatever is not here answers -32601."""
         return {
             "connect": self.connect,
             "ping": self.ping,
@@ -195,8 +200,6 @@ class Connection:
 
     async def list_models(self, _: Params) -> Params:
         """The model that a session gets if it names none."""
-        from copilot_insights.runner.opening import model_from  # noqa: PLC0415
-
         name = model_from({}, self.server.defaults).name
         capabilities = {"supports": {"vision": False, "reasoningEffort": False}, "limits": {}}
         return {"models": [{"id": name, "name": name, "capabilities": capabilities}]}
@@ -255,12 +258,12 @@ class Connection:
     async def send(self, params: Params) -> Params:
         """Queue a prompt."""
         session = self._session(params)
-        mode = params.get("mode") or "enqueue"
-        agent_mode = params.get("agentMode")
+        mode, agent_mode = params.get("mode") or "enqueue", params.get("agentMode")
         if mode not in ("enqueue", "immediate") or agent_mode not in (None, *MODES):
             raise RpcError(INVALID_PARAMS, "There is no such mode")
+        immediate = mode == "immediate"
         prompt = self._text(params, "prompt")
-        return {"messageId": session.send(prompt, mode=mode, agent_mode=agent_mode)}
+        return {"messageId": session.send(prompt, immediate=immediate, agent_mode=agent_mode)}
 
     async def abort(self, params: Params) -> Params:
         """Stop what a session is doing."""
@@ -376,7 +379,7 @@ class Connection:
     def _forward(self, session_id: str, event: Event) -> None:
         self.peer.notify("session.event", {"sessionId": session_id, "event": event})
 
-    def _asker(self, session_id: object) -> Any:  # noqa: ANN401
+    def _asker(self, session_id: object) -> Ask:
         async def ask(data: Params) -> Decision | None:
             session = self.server.sessions[str(session_id)]
             if not self.server.connections_of(session.id):
@@ -386,7 +389,7 @@ class Connection:
 
         return ask
 
-    def _hook_maker(self, session_id: object) -> Any:  # noqa: ANN401
+    def _hook_maker(self, session_id: object) -> Callable[[str], Hook]:
         def make(kind: str) -> Hook:
             async def hook(data: HookInput) -> HookOutput | None:
                 params = {"sessionId": session_id, "hookType": kind, "input": data}
@@ -441,8 +444,7 @@ async def serve_tcp(server: Server, port: int) -> None:
         sys.stdout.flush()
         await server.stopping.wait()
         # A client that asked for the end closes its side; the others are sent away.
-        deadline = asyncio.get_running_loop().time() + GOODBYE_SECONDS
-        while server.connections and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.02)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(server.alone.wait(), GOODBYE_SECONDS)
         for connection in list(server.connections):
             await connection.peer.close()

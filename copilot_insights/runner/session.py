@@ -11,7 +11,7 @@ import logging
 import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from copilot_insights.errors import InsightsError
 from copilot_insights.runner import subagents
@@ -244,21 +244,21 @@ class Session:
         self,
         prompt: str,
         *,
-        mode: Literal["enqueue", "immediate"] = "enqueue",
+        immediate: bool = False,
         agent_mode: Mode | None = None,
     ) -> str:
         """Queue a prompt and return its message id at once.
 
         Args:
             prompt: the text.
-            mode: `enqueue` waits for the interactions before it; `immediate` joins the running
-                one before its next model call.
+            immediate: join the interaction that is running, before its next model call, rather
+                than wait for it to end.
             agent_mode: shown with the message; the session's own mode decides on nudges.
         """
         if self._closed:
             raise InsightsError(f"The session {self.id} is closed")
         message = Prompt(prompt, self.new_id(), agent_mode)
-        self.worker.put(message, immediate=mode == "immediate")
+        self.worker.put(message, immediate=immediate)
         return message.id
 
     async def send_and_wait(

@@ -50,11 +50,11 @@ class _Collector(asyncio.SubprocessProtocol):
         self.exited: asyncio.Future[None] = loop.create_future()
         self.drained: asyncio.Future[None] = loop.create_future()
 
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
+    def pipe_data_received(self, fd: int, data: bytes) -> None:  # noqa: ARG002
         self.size += len(data)
         self.kept += data[: max(0, KEPT_BYTES - len(self.kept))]
 
-    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002
         if not self.drained.done():
             self.drained.set_result(None)
 
@@ -66,7 +66,7 @@ class _Collector(asyncio.SubprocessProtocol):
 async def run_command(
     arguments: Sequence[str],
     cwd: Path,
-    timeout: float,  # the command is killed, not only waited for
+    timeout: float,  # noqa: ASYNC109  # the command is killed, not only waited for
     stdin: bytes = b"",
 ) -> Finished:
     """Run a command to its end, stdout and stderr together.
@@ -133,11 +133,11 @@ async def bash(
     context: ToolContext,
     *,
     command: Annotated[str, Meta(description="The command line, for bash")],
-    description: Annotated[str, Meta(description="What it is for, in a few words")] = "",
+    description: Annotated[str, Meta(description="What it is for, in a few words")] = "",  # noqa: ARG001  # for the log
     mode: Annotated[
         Literal["sync", "async"], Meta(description="Only sync: the call ends with the command")
     ] = "sync",
-    initial_wait: Annotated[
+    initial_wait: Annotated[  # noqa: ARG001
         float, Meta(description="Accepted for the CLI's sake; the call waits to the end anyway")
     ] = 30,
 ) -> ToolResult:

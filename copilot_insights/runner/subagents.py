@@ -31,7 +31,7 @@ KINDS = {
 """Kind of sub-agent → the tools that it has. None of them can start another."""
 
 
-async def task(
+async def task(  # noqa: PLR0913  # the CLI's arguments
     context: ToolContext,
     *,
     name: Annotated[str, Meta(description="What to call the agent")],
@@ -154,7 +154,7 @@ def _work_done(child: Agent, events: list[dict[str, Any]], started: float) -> di
 
 
 async def task_complete(
-    context: ToolContext,
+    context: ToolContext,  # noqa: ARG001  # every tool has one
     *,
     summary: Annotated[str, Meta(description="What was done")],
 ) -> ToolResult:

@@ -42,10 +42,11 @@ class ToolResult:
         return self.code is None
 
 
-class ToolFailed(Exception):  # said of the tool, like the event
+class ToolFailed(Exception):  # noqa: N818  # said of the tool, like the event
     """The tool could not do it; the message goes to the model."""
 
     def __init__(self, message: str, code: ErrorCode = "failure") -> None:
+        """`code` is what the log says beside it."""
         super().__init__(message)
         self.code = code
 
@@ -120,10 +121,11 @@ class Tool:
         }
 
 
-def make_tool(
+def make_tool(  # noqa: PLR0913  # a tool is six facts
     function: ToolFunction,
     access: Access,
     title: str = "",
+    *,
     paths: tuple[str, ...] = (),
     names: Mapping[str, str] | None = None,
     preview: Callable[..., Preview] | None = None,
@@ -188,5 +190,5 @@ async def run_tool(
         raise
     except OSError as error:
         return ToolResult(error.strerror or str(error), "failure")
-    except Exception as error:  # a broken tool must not end the loop
+    except Exception as error:  # noqa: BLE001  # a broken tool must not end the loop
         return ToolResult(f"{type(error).__name__}: {error}", "failure")

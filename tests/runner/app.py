@@ -14,5 +14,5 @@ if __name__ == "__main__":
     try:
         app()
     except InsightsError as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         sys.exit(error.exit_code)

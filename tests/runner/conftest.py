@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # importlib mode does not: for `tests.runner.support`
 
-from tests.runner.support import SCRIPTS, command
+from tests.runner.support import SCRIPTS, command  # noqa: E402
 
 
 @pytest.fixture

@@ -108,7 +108,8 @@ def main(root, kills, seed):
     generator = random.Random(seed)  # noqa: S311  # instants, no secrets
     scripts = root / "scripts.json"
     scripts.write_text(json.dumps(SCRIPTS), encoding="utf-8")
-    last_types, whole, torn, empty = Counter(), 0, 0, 0
+    last_types: Counter[str] = Counter()
+    whole, torn, empty = 0, 0, 0
     for number in range(kills):
         directory = root / str(number)
         reading, writing = os.pipe()
@@ -140,7 +141,7 @@ def main(root, kills, seed):
         closed = {e["data"]["toolCallId"] for e in events if e["type"] == "tool.execution_complete"}
         assert opened == closed, opened ^ closed
     result = {"logs": whole, "torn": torn, "before_the_first_message": empty}
-    print(json.dumps(result | {"last_line": dict(last_types)}))
+    sys.stdout.write(json.dumps(result | {"last_line": dict(last_types)}))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import json
 import pprint
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 LEFT_OUT = {
     "session.compaction_start": "the runner sends the whole history and never compacts it",
@@ -68,7 +69,11 @@ def _call_of(event, requests):
 
 
 def _agent_shape(events):
-    shape, calls, hooks, setup, requests = [], {}, Counter(), [], {}
+    shape: list[Any] = []
+    calls: dict[str, list[Any]] = {}
+    hooks: Counter[Any] = Counter()
+    setup: list[Any] = []
+    requests: dict[str, str] = {}
 
     def flush():
         if calls:
@@ -106,7 +111,7 @@ def _agent_shape(events):
 
 def shape(events):
     """The main agent's sequence, and those of the sub-agents in no order."""
-    agents = {}
+    agents: dict[str | None, list[Any]] = {}
     for event in events:
         agents.setdefault(event.get("agentId"), []).append(event)
     main = _agent_shape(agents.pop(None, []))

@@ -1,6 +1,9 @@
 """Where the tests find things, and how they start the commands."""
 
+import contextlib
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -35,3 +38,39 @@ def write_executable(directory, *arguments):
     path.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
     path.chmod(0o755)
     return path
+
+
+@contextlib.contextmanager
+def listening(environment, *arguments):
+    """A server that runs as long as the block; its port."""
+    process = subprocess.Popen(
+        command(*arguments),
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout
+    try:
+        found = re.search(r"(?:port |:)(\d+)", process.stdout.readline())
+        assert found, "the server did not say where it listens"
+        yield int(found[1])
+        assert process.poll() is None, "the server has ended"
+    finally:
+        process.terminate()
+        process.wait(timeout=10)
+        process.stdout.close()
+
+
+async def vanish(client):
+    """Close a client's connection without a goodbye, as a crash would."""
+    assert client._peer  # noqa: SLF001
+    await client._peer.close()  # noqa: SLF001
+
+
+async def close_pipes(client):
+    """Stop an SDK client, and close the pipes that it leaves to the garbage collector."""
+    process = client._cli_process  # noqa: SLF001
+    await client.stop()
+    for pipe in (process.stdout, process.stderr):
+        pipe.close()

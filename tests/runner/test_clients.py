@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import shutil
 import subprocess
 
@@ -17,9 +16,16 @@ import pytest
 from copilot_insights.errors import InsightsError
 from copilot_insights.runner.client import ClientTool, CopilotClient, approve_all
 from tests.runner.shapes import assert_same_shape, read
-from tests.runner.support import REAL, command, write_executable, write_scripts
+from tests.runner.support import (
+    REAL,
+    close_pipes,
+    listening,
+    vanish,
+    write_executable,
+    write_scripts,
+)
 
-CLI = os.environ.get("COPILOT_CLI") or shutil.which("copilot")
+CLI = os.environ.get("COPILOT_CLI") or shutil.which("copilot") or ""
 needs_cli = pytest.mark.skipif(not CLI, reason="the Copilot CLI is not installed ($COPILOT_CLI)")
 
 
@@ -27,21 +33,17 @@ needs_cli = pytest.mark.skipif(not CLI, reason="the Copilot CLI is not installed
 def model_server(tmp_path, clean_environment):
     """`copilot-insights model`: its base URL by label, and the calls that it saw."""
     log = tmp_path / "calls.jsonl"
-    arguments = command("model", write_scripts(tmp_path, 0.02), "--log", log)
-    process = subprocess.Popen(arguments, env=clean_environment, stdout=subprocess.PIPE, text=True)
-    port = re.search(r":(\d+)/v1", process.stdout.readline())[1]
+    arguments = ("model", write_scripts(tmp_path, 0.02), "--log", log)
+    with listening(clean_environment, *arguments) as port:
 
-    class Server:
-        def url(self, label):
-            return f"http://127.0.0.1:{port}/run/{label}/v1"
+        class Server:
+            def url(self, label):
+                return f"http://127.0.0.1:{port}/run/{label}/v1"
 
-        def calls(self, label):
-            return [call for call in read(log) if call["label"] == label]
+            def calls(self, label):
+                return [call for call in read(log) if call["label"] == label]
 
-    yield Server()
-    process.terminate()
-    process.wait(timeout=10)
-    process.stdout.close()
+        yield Server()
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def model_calls(events):
     ("scenario", "options"),
     [("tools", ()), ("sub2", ()), ("nudge", ("--autopilot",)), ("fail", ())],
 )
-def test_the_real_cli_runs_on_our_model(
+def test_the_real_cli_runs_on_our_model(  # noqa: PLR0917
     scenario, options, shop, cli_environment, model_server, log
 ):
     subprocess.run(
@@ -111,6 +113,7 @@ async def talk(create, wait):
     assert await wait(session, "[[script:tools]] go") == "All done: changed a.py."
     with pytest.raises(Exception, match="400 boom"):
         await wait(session, "[[error]] go")
+    await asyncio.sleep(0.3)  # the error comes before session.idle: sent now, a prompt is queued
     assert await wait(session, "[[script:sub]] go") == "Sub agent told me. Done."
     assert (await session.get_events())[-1]
     session_id = session.session_id
@@ -175,13 +178,10 @@ async def with_the_sdk(server, env, shop, provider):
     try:
         return await talk(create, wait)
     finally:
-        process = client._cli_process  # noqa: SLF001
-        await client.stop()
-        for pipe in (process.stdout, process.stderr):
-            pipe.close()
+        await close_pipes(client)
 
 
-def play(client, server, tmp_path, shop, cli_environment, model_server, label):
+def play(client, server, tmp_path, shop, cli_environment, model_server, label):  # noqa: PLR0917
     provider = {"type": "openai", "baseUrl": model_server.url(label), "wireApi": "completions"}
     env = cli_environment(label)
     session_id = asyncio.run(client(server(tmp_path, label), env, shop, provider))
@@ -190,13 +190,37 @@ def play(client, server, tmp_path, shop, cli_environment, model_server, label):
 
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("client", [with_our_client, with_the_sdk])
-def test_each_client_works_with_each_server(
+def test_each_client_works_with_each_server(  # noqa: PLR0917
     client, server, tmp_path, shop, cli_environment, model_server
 ):
     if client is with_the_sdk:
         pytest.importorskip("copilot", reason="github-copilot-sdk is not installed")
     events = play(client, server, tmp_path, shop, cli_environment, model_server, "pair")
     assert model_calls(events) == len(model_server.calls("pair")) == 2 + 5 + 1 + 2 + 2
+
+
+@needs_cli
+def test_the_real_cli_goes_on_with_our_session_and_we_with_its(
+    run, log, shop, cli_environment, model_server
+):
+    run("[[script:tools]] first", "--allow-all-tools")
+    session_id = log().parent.name
+    subprocess.run(
+        [CLI, f"--resume={session_id}", "-p", "[[script:hello]] second", "--allow-all-tools"],
+        cwd=shop,
+        env=cli_environment("resumed"),
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    run("[[script:parallel]] third", "--allow-all-tools", "--resume", session_id)
+    events, theirs = read(log()), read(REAL / "1.0.102" / "resume" / "events.jsonl")
+    changed = {"session.model_change", "session.permissions_changed", "system.message"}
+    assert_same_shape(
+        [event for event in events if event["type"] not in changed],
+        [event for event in theirs if event["type"] not in changed],
+    )
+    assert [e["parentId"] for e in events] == [None, *(e["id"] for e in events[:-1])]
 
 
 @needs_cli
@@ -214,16 +238,8 @@ def test_our_server_and_the_real_cli_leave_the_same_log(
 def server(tmp_path, clean_environment):
     """A server on a port of its own, with scripts; the port."""
     arguments = ["--home", tmp_path / "home", "--script", write_scripts(tmp_path), "--allow-all"]
-    process = subprocess.Popen(
-        command("serve", "--port", 0, *arguments),
-        env=clean_environment,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    yield int(re.search(r"port (\d+)", process.stdout.readline())[1])
-    process.terminate()
-    process.wait(timeout=10)
-    process.stdout.close()
+    with listening(clean_environment, "serve", "--port", 0, *arguments) as port:
+        yield port
 
 
 def test_two_clients_share_a_session(server, shop):
@@ -237,7 +253,7 @@ def test_two_clients_share_a_session(server, shop):
             await asyncio.sleep(0.1)
             await first.disconnect()
             # The session lives on for the other one.
-            assert (await second.send_and_wait("[[script:hello]] go"))["data"]["content"]
+            assert await second.send_and_wait("[[script:hello]] go")
             return list(seen)
 
     seen = asyncio.run(main())
@@ -299,7 +315,7 @@ def test_a_client_that_vanishes_leaves_a_whole_session(server, shop, tmp_path):
         session.on(lambda e: started.set() if e["type"] == "tool.execution_start" else None)
         await session.send("[[script:parallel]] go")
         await started.wait()
-        await client._peer.close()  # noqa: SLF001  # no goodbye
+        await vanish(client)
         with contextlib.suppress(InsightsError):
             await client.stop()
         async with CopilotClient(port=server) as other:

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import time
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.runner.support import REAL, SCRIPTS, command
 
 CLI = REAL / "1.0.102"
 ALL = ("--allow-all-tools",)
-RUNS = {
+RUNS: dict[str, list[tuple[Any, ...]]] = {
     "hello": [("[[script:hello]] go", *ALL)],
     "tools": [("[[script:tools]] go", *ALL)],
     "parallel": [("[[script:parallel]] go", *ALL)],
@@ -70,7 +71,7 @@ def test_hooks_are_recorded_like_the_clis(run, log, tmp_path):
 
 
 @pytest.mark.parametrize(("scenario", "number"), [("killed", "SIGTERM"), ("sigkill", "SIGKILL")])
-def test_a_killed_run_leaves_the_same_log(scenario, number, shop, tmp_path, clean_environment, log):
+def test_a_killed_run_leaves_the_same_log(scenario, number, shop, tmp_path, clean_environment, log):  # noqa: PLR0917
     arguments = ["--script", SCRIPTS, "--cwd", shop, "--home", tmp_path / "home", *ALL]
     process = subprocess.Popen(
         command("run", "[[script:slow]] go", *arguments),
@@ -94,7 +95,8 @@ def test_each_event_carries_the_fields_of_the_clis(scenario, run, log):
     """Field names by event type are a subset of the CLI's, and the ids all pair up."""
     for prompt, *options in RUNS[scenario]:
         run(prompt, *options)
-    ours, theirs = read(log()), {}
+    ours = read(log())
+    theirs: dict[str, set[str]] = {}
     for path in CLI.glob("*/events.jsonl"):
         for event in read(path):
             theirs.setdefault(event["type"], set()).update(event["data"])

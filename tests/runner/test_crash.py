@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -24,7 +25,6 @@ def test_killed_at_a_hundred_random_instants(tmp_path, clean_environment):
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    print(done.stdout)
     assert result["logs"] + result["before_the_first_message"] == 100
     assert result["torn"] == 0
     assert len(result["last_line"]) > 3  # the instants were spread over the run
@@ -57,7 +57,7 @@ def test_a_log_cut_at_any_byte_resumes(tmp_path_factory, cut):
     whole = raw[:cut].rsplit(b"\n", 1)[0] + b"\n"
     assert path.read_bytes().startswith(whole)
     events = read(path)
-    assert all(b["parentId"] == a["id"] for a, b in zip(events, events[1:], strict=False))
+    assert all(b["parentId"] == a["id"] for a, b in pairwise(events))
     opened = {e["data"]["toolCallId"] for e in events if e["type"] == "tool.execution_start"}
     closed = {e["data"]["toolCallId"] for e in events if e["type"] == "tool.execution_complete"}
     assert opened == closed
@@ -114,7 +114,7 @@ def test_two_processes_do_not_write_one_log(tmp_path):
 def test_what_is_no_log_is_not_resumed(text, tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(InsightsError, match="does not begin with session.start"):
+    with pytest.raises(InsightsError, match=r"does not begin with session\.start"):
         EventLog(path)
     assert path.read_text(encoding="utf-8") == text
 
@@ -159,7 +159,7 @@ def test_a_full_disk_leaves_whole_lines_and_is_said(tmp_path):
         session.on(lambda e: errors.append(e["data"]) if e["type"] == "session.error" else None)
         await session.send_and_wait("[[script:hello]] one", 10)
         real = session.log._file  # noqa: SLF001  # a disk cannot be filled here
-        session.log._file = Full(real)  # noqa: SLF001
+        session.log._file = Full(real)  # type: ignore[assignment]  # noqa: SLF001
         await session.send_and_wait("[[script:hello]] two", 10)
         session.log._file = real  # noqa: SLF001
         await session.shutdown()

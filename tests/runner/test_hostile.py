@@ -5,44 +5,32 @@ import contextlib
 import json
 import random
 import re
-import subprocess
+from typing import Any
 
 import pytest
 
 from copilot_insights.errors import InsightsError
 from copilot_insights.runner.client import CopilotClient
-from tests.runner.support import command, write_scripts
+from tests.runner.support import listening, vanish, write_scripts
 
 
 @pytest.fixture
 def serve(tmp_path, clean_environment):
     """Starts a server; its port."""
-    processes = []
+    with contextlib.ExitStack() as servers:
 
-    def serve_(**more):
-        arguments = ["--home", tmp_path / "home", "--script", write_scripts(tmp_path)]
-        process = subprocess.Popen(
-            command("serve", "--port", 0, *arguments),
-            env=clean_environment | more,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        processes.append(process)
-        return int(re.search(r"port (\d+)", process.stdout.readline())[1])
+        def serve_(token=""):
+            arguments = ["--home", tmp_path / "home", "--script", write_scripts(tmp_path)]
+            environment = clean_environment | {"COPILOT_CONNECTION_TOKEN": token}
+            return servers.enter_context(listening(environment, "serve", "--port", 0, *arguments))
 
-    yield serve_
-    for process in processes:
-        assert process.poll() is None, "the server has ended"
-        process.terminate()
-        process.wait(timeout=10)
-        process.stdout.close()
+        yield serve_
 
 
 async def say(port, *chunks, answers=1):
     """Send raw bytes; the messages that come back until the server closes or is silent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    got = []
+    got: list[dict[str, Any]] = []
     try:
         with contextlib.suppress(ConnectionError):
             for chunk in chunks:
@@ -51,8 +39,9 @@ async def say(port, *chunks, answers=1):
         with contextlib.suppress(TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             while len(got) < answers:
                 header = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 2)
-                length = int(re.search(rb"Content-Length: (\d+)", header)[1])
-                got.append(json.loads(await reader.readexactly(length)))
+                found = re.search(rb"Content-Length: (\d+)", header)
+                assert found
+                got.append(json.loads(await reader.readexactly(int(found[1]))))
     finally:
         writer.close()
         with contextlib.suppress(ConnectionError):
@@ -183,14 +172,15 @@ def test_one_session_cannot_be_reached_as_another(serve, shop):
 
 
 def test_a_token_must_be_shown(serve):
-    port = serve(COPILOT_CONNECTION_TOKEN="open sesame")
+    word = "open sesame"
+    port = serve(word)
 
     async def main():
         answers = await say(
-            port, request("session.list", 1), request("connect", 2, token="x"), answers=2
+            port, request("session.list", 1), request("connect", 2, token=word[1:]), answers=2
         )
         assert all("token" in answer["error"]["message"] for answer in answers)
-        async with CopilotClient(port=port, token="open sesame") as client:
+        async with CopilotClient(port=port, token=word) as client:
             await client.list_sessions()
 
     asyncio.run(main())
@@ -239,7 +229,7 @@ def test_a_permission_that_nobody_answers_ends_with_the_client(serve, shop, tmp_
         await session.send("[[script:nudge]] go", agent_mode="autopilot")
         await session.send("[[script:slow]] go")
         await asked.wait()
-        await client._peer.close()  # noqa: SLF001  # no goodbye
+        await vanish(client)
         path = tmp_path / "home" / "session-state" / session.session_id / "events.jsonl"
         for _ in range(100):
             if b"session.shutdown" in path.read_bytes():

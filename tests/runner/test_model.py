@@ -3,7 +3,6 @@
 import asyncio
 import http.client
 import json
-import re
 import subprocess
 import time
 
@@ -11,6 +10,7 @@ import pytest
 
 from copilot_insights.errors import InsightsError
 from copilot_insights.runner.model import (
+    Delta,
     ModelError,
     OpenAIModel,
     Provider,
@@ -19,7 +19,7 @@ from copilot_insights.runner.model import (
 )
 from copilot_insights.runner.scripts import ScriptedModel, load_scripts
 from tests.runner.shapes import read
-from tests.runner.support import command
+from tests.runner.support import command, listening
 
 pytest.importorskip("openai", reason="openai is not installed (extra runner)")
 
@@ -46,21 +46,12 @@ def server(tmp_path, clean_environment):
     """`(port, calls)` of a scripted model server."""
     scripts, log = tmp_path / "scripts.json", tmp_path / "calls.jsonl"
     scripts.write_text(json.dumps(SCRIPTS), encoding="utf-8")
-    process = subprocess.Popen(
-        command("model", scripts, "--log", log),
-        env=clean_environment,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    port = int(re.search(r":(\d+)/v1", process.stdout.readline())[1])
-    yield port, lambda: read(log)
-    process.terminate()
-    process.wait(timeout=10)
-    process.stdout.close()
+    with listening(clean_environment, "model", scripts, "--log", log) as port:
+        yield port, lambda: read(log)
 
 
 def ask(port, name, retries=4, system="Current working directory: /home/dev/shop"):
-    deltas = []
+    deltas: list[Delta] = []
 
     async def main():
         provider = Provider(f"http://127.0.0.1:{port}/run/x/v1")
@@ -120,7 +111,7 @@ def test_what_may_pass_is_tried_again(server, name, attempts):
         ("no_such", 1, 404, "query", "404 There is no script 'no_such'"),
     ],
 )
-def test_what_does_not_pass_is_an_error(server, name, attempts, status, kind, message):
+def test_what_does_not_pass_is_an_error(server, name, attempts, status, kind, message):  # noqa: PLR0917
     port, calls = server
     with pytest.raises(ModelError) as caught:
         ask(port, name, retries=1)
@@ -191,9 +182,11 @@ def test_steps_wait_as_long_as_they_say(server):
 def test_the_environment_of_the_cli_is_understood():
     base = {"COPILOT_PROVIDER_BASE_URL": "http://127.0.0.1:1/v1", "COPILOT_MODEL": "m"}
     model = model_from_environment(None, base | {"COPILOT_PROVIDER_API_KEY": "k"})
+    assert model
     assert (model.name, model.wire_name) == ("m", "m")
     assert model.provider.api_key == "k"
     model = model_from_environment("other", base | {"COPILOT_PROVIDER_WIRE_MODEL": "wire"})
+    assert model
     assert (model.name, model.wire_name) == ("other", "wire")
     assert model_from_environment("m", {}) is None
     with pytest.raises(InsightsError, match="No model is named"):

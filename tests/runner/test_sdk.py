@@ -2,11 +2,12 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
 from tests.runner.shapes import assert_same_shape, read
-from tests.runner.support import REAL, write_executable, write_scripts
+from tests.runner.support import REAL, close_pipes, write_executable, write_scripts
 
 pytest.importorskip("copilot", reason="github-copilot-sdk is not installed")
 
@@ -16,7 +17,7 @@ from copilot.session_events import SessionEvent
 from copilot.tools import Tool, ToolResult
 
 
-class Seen(list):
+class Seen(list[Any]):
     """The events that a session's subscriber saw."""
 
     def types(self):
@@ -57,10 +58,7 @@ def drive(tmp_path, shop, clean_environment, caplog):
             try:
                 return await asyncio.wait_for(scenario(client, create), 60)
             finally:
-                process = client._cli_process  # noqa: SLF001
-                await client.stop()
-                for pipe in (process.stdout, process.stderr):
-                    pipe.close()  # the SDK leaves them to the garbage collector
+                await close_pipes(client)
 
         result = asyncio.run(main())
         # An event that the SDK cannot parse is only logged, by the event loop.

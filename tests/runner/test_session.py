@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import time
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_a_model_that_repeats_itself_is_stopped_and_the_log_says_so(play):
     assert not of("session.error", session.log.events)
 
     class Stuck(ScriptedModel):
-        async def reply(self, messages, tools, on_delta):
+        async def reply(self, _, tools, on_delta):
             first = [{"role": "user", "content": "[[script:forever]]"}]
             return await super().reply(first, tools, on_delta)
 
@@ -101,9 +102,10 @@ def test_an_agent_in_the_background_wakes_the_main_one_like_the_clis(play):
 
 def test_an_abort_ends_agents_and_tools(play):
     async def then(session):
+        started = asyncio.Event()
+        session.on(lambda e: started.set() if e["type"] == "subagent.started" else None)
         session.send("[[script:sub]] go")
-        while "subagent.started" not in types(session.log.events):
-            await asyncio.sleep(0.005)
+        await started.wait()
         await session.abort()
         assert not session.worker.busy
 
@@ -146,10 +148,10 @@ def test_a_hook_can_deny_change_and_add(play, shop):
     (shop / "b.py").write_text("other\n", encoding="utf-8")
     given = hooks(
         preToolUse=pre,
-        postToolUse=lambda data: {"additionalContext": "look twice"},
-        postToolUseFailure=lambda data: {"additionalContext": "try again"},
+        postToolUse=lambda _: {"additionalContext": "look twice"},
+        postToolUseFailure=lambda _: {"additionalContext": "try again"},
         sessionStart=lambda data: {"additionalContext": f"source {data['source']}"},
-        sessionEnd=lambda data: None,
+        sessionEnd=lambda _: None,
     )
     session, _ = play("[[script:tools]] go", hooks=given)
     events = session.log.events
@@ -169,12 +171,10 @@ def test_a_hook_can_deny_change_and_add(play, shop):
 
 
 def test_a_hook_that_fails_is_recorded_and_changes_nothing(play):
-    def broken(data):
+    def broken(_):
         raise ValueError("hook broke")
 
-    given = hooks(
-        preToolUse=broken, userPromptSubmitted=broken, postToolUse=lambda data: {"x": {1}}
-    )
+    given = hooks(preToolUse=broken, userPromptSubmitted=broken, postToolUse=lambda _: {"x": {1}})
     session, _ = play("[[script:hello]] go", "[[script:parallel]] go", hooks=given)
     ends = of("hook.end", session.log.events)
     assert {end["success"] for end in ends} == {False}
@@ -183,7 +183,7 @@ def test_a_hook_that_fails_is_recorded_and_changes_nothing(play):
 
 
 def test_a_hook_can_block_a_prompt(play):
-    given = hooks(userPromptSubmitted=lambda data: {"decision": "block", "reason": "not today"})
+    given = hooks(userPromptSubmitted=lambda _: {"decision": "block", "reason": "not today"})
     session, seen = play("[[script:hello]] go", hooks=given)
     assert not session.log.path.exists()
     [warning] = of("session.warning", seen)
@@ -192,7 +192,7 @@ def test_a_hook_can_block_a_prompt(play):
 
 
 def test_an_agent_stop_hook_sends_the_agent_back_eight_times_at_most(play):
-    given = hooks(agentStop=lambda data: {"decision": "block", "reason": "run the tests too"})
+    given = hooks(agentStop=lambda _: {"decision": "block", "reason": "run the tests too"})
     session, _ = play("[[script:hello]] go", hooks=given)
     messages = of("user.message", session.log.events)
     assert [m["content"] for m in messages] == ["[[script:hello]] go", *["run the tests too"] * 8]
@@ -202,7 +202,7 @@ def test_an_agent_stop_hook_sends_the_agent_back_eight_times_at_most(play):
 
 
 def test_an_error_is_told_to_its_hook_before_the_turn_ends(play):
-    told = []
+    told: list[Any] = []
     session, _ = play("[[error]] go", hooks=hooks(errorOccurred=told.append))
     assert told[0]["errorContext"] == "model_call"
     assert types(session.log.events)[-5:] == [
@@ -215,7 +215,7 @@ def test_an_error_is_told_to_its_hook_before_the_turn_ends(play):
 
 
 def test_a_hook_that_asks_goes_to_whoever_decides(play):
-    def ask(data):
+    def ask(_):
         return {"permissionDecision": "ask", "permissionDecisionReason": "sure?"}
 
     asked = []
@@ -319,7 +319,7 @@ def test_the_queue_runs_in_order(play):
 
 def test_a_subscriber_that_fails_disturbs_nobody(play, caplog):
     async def then(session):
-        def broken(event):
+        def broken(_):
             raise ValueError("subscriber broke")
 
         stop = session.on(broken)
@@ -339,7 +339,7 @@ def test_a_session_id_cannot_lead_out_of_its_home(tmp_path):
             Session.create(settings, name)
 
 
-def test_a_session_can_be_resumed_in_its_mode(play, tmp_path):
+def test_a_session_can_be_resumed_in_its_mode(play):
     session, _ = play("[[script:nudge]] go", mode="autopilot")
 
     async def main():
