@@ -102,6 +102,9 @@ class Model(Protocol):
     ) -> Reply:
         """Answer the history; `tools` are Chat Completions function definitions."""
 
+    async def close(self) -> None:
+        """Let go of connections; a later `reply` makes new ones."""
+
 
 def parse_arguments(text: str) -> dict[str, Any] | str:
     """A tool call's arguments; the text itself if it is no JSON object."""
@@ -222,6 +225,12 @@ class OpenAIModel:
                     raise ModelError(message, status, error_kind(status)) from error
                 await asyncio.sleep(_backoff_seconds(attempt, error))
         raise AssertionError("the last attempt returns or raises")
+
+    async def close(self) -> None:
+        """See `Model.close`."""
+        if self._client:
+            client, self._client = self._client, None
+            await client.close()
 
     async def _call(
         self,

@@ -234,3 +234,6 @@ class ScriptedModel:
         for delta in deltas(reply):
             on_delta(delta)
         return reply
+
+    async def close(self) -> None:
+        """Nothing is open."""

@@ -326,6 +326,7 @@ class Session:
             await self.root.run_hooks("sessionEnd", {"reason": reason or self.worker.last_end})
         self.emit("session.shutdown", shutdown_data(self.log.events, self.log.size))
         self.log.close()
+        await self.root.model.close()
 
     # What agents and clients need
 

@@ -41,8 +41,8 @@ def write_executable(directory, *arguments):
 
 
 @contextlib.contextmanager
-def listening(environment, *arguments):
-    """A server that runs as long as the block; its port."""
+def listening(environment, *arguments, ends=False):
+    """A server that runs as long as the block; its port. `ends` if the block ends it."""
     process = subprocess.Popen(
         command(*arguments),
         env=environment,
@@ -55,7 +55,9 @@ def listening(environment, *arguments):
         found = re.search(r"(?:port |:)(\d+)", process.stdout.readline())
         assert found, "the server did not say where it listens"
         yield int(found[1])
-        assert process.poll() is None, "the server has ended"
+        if ends:
+            assert process.wait(timeout=10) == 0
+        assert ends or process.poll() is None, "the server has ended"
     finally:
         process.terminate()
         process.wait(timeout=10)

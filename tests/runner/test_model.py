@@ -63,7 +63,7 @@ def ask(port, name, retries=4, system="Current working directory: /home/dev/shop
         try:
             return await model.reply(messages, [], deltas.append)
         finally:
-            await model._connect().close()  # noqa: SLF001
+            await model.close()
 
     return asyncio.run(main()), deltas
 
