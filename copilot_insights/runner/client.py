@@ -21,17 +21,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from copilot_insights.errors import InsightsError
-from copilot_insights.runner.rpc import LARGEST_HEADER, ConnectionLost, Params, Peer, RpcError
-from copilot_insights.runner.server import LOOPBACK, PROTOCOL_VERSION
+from copilot_insights.runner.rpc import (
+    LARGEST_HEADER,
+    LOOPBACK,
+    PROTOCOL_VERSION,
+    ConnectionLost,
+    Params,
+    Peer,
+    RpcError,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from copilot_insights.runner.hooks import Hook
     from copilot_insights.runner.log import Event
+    from copilot_insights.runner.permissions import Decision
 
-Decision: TypeAlias = dict[str, Any]
-PermissionHandler: TypeAlias = Callable[[dict[str, Any]], Decision | Awaitable[Decision]]
+PermissionHandler: TypeAlias = "Callable[[dict[str, Any]], Decision | Awaitable[Decision]]"
 """The `permissionRequest` in, `{kind: approve-once | reject | …}` out."""
 
 ToolHandler: TypeAlias = Callable[[dict[str, Any]], Any]

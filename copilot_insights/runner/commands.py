@@ -251,7 +251,8 @@ def serve(
     )
 
     async def main() -> None:
-        server = Server(defaults, os.environ.get("COPILOT_CONNECTION_TOKEN", ""))
+        token = os.environ.get("COPILOT_CONNECTION_TOKEN", "")
+        server = Server(defaults, token, one_client=stdio)
         await (serve_stdio(server) if stdio else serve_tcp(server, port or 0))
 
     asyncio.run(main())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import uuid
 from datetime import UTC, datetime
 from io import FileIO
@@ -26,6 +27,10 @@ except ImportError:  # Windows has no flock; there the second writer is not kept
 
 Event: TypeAlias = dict[str, Any]
 """`{type, data, [agentId], [ephemeral], id, timestamp, parentId}`, keys in the CLI's order."""
+
+
+LOCK_ATTEMPTS = 6
+LOCK_WAIT_SECONDS = 0.05
 
 
 def iso(moment: datetime) -> str:
@@ -139,15 +144,12 @@ class EventLog:
     def _open(self) -> FileIO:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+")
-        if fcntl:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                file.close()
-                raise InsightsError(
-                    f"The session {self.path.parent.name} is in use by another process",
-                    hint="Wait for it to end, or start a new session.",
-                ) from error
+        if fcntl and not _lock(file):
+            file.close()
+            raise InsightsError(
+                f"The session {self.path.parent.name} is in use by another process",
+                hint="Wait for it to end, or start a new session.",
+            )
         return file
 
     def _mend(self) -> None:
@@ -164,3 +166,19 @@ class EventLog:
             self._file.close()
             self._file = None
             self._writing = False
+
+
+def _lock(file: FileIO) -> bool:
+    """Take the lock of a log; false if another process has it.
+
+    Asked for a few times: a command that a killed process was just starting shares its lock
+    until it runs.
+    """
+    for attempt in range(LOCK_ATTEMPTS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(LOCK_WAIT_SECONDS * (attempt + 1 < LOCK_ATTEMPTS))
+        else:
+            return True
+    return False

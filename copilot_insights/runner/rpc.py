@@ -15,6 +15,10 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
+LOOPBACK = "127.0.0.1"
+PROTOCOL_VERSION = 3
+"""Of what is spoken over JSON-RPC: events and requests of the SDK, not the framing."""
+
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
 METHOD_NOT_FOUND = -32601

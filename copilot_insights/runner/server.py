@@ -26,6 +26,8 @@ from copilot_insights.runner.rpc import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     LARGEST_HEADER,
+    LOOPBACK,
+    PROTOCOL_VERSION,
     ConnectionLost,
     Handler,
     Params,
@@ -48,8 +50,6 @@ if TYPE_CHECKING:
     from copilot_insights.runner.opening import Defaults
     from copilot_insights.runner.permissions import Ask, Decision
 
-PROTOCOL_VERSION = 3
-LOOPBACK = "127.0.0.1"
 GOODBYE_SECONDS = 5.0
 MODES = ("interactive", "plan", "autopilot")
 
@@ -57,10 +57,14 @@ MODES = ("interactive", "plan", "autopilot")
 class Server:
     """The sessions that are open, and who is connected."""
 
-    def __init__(self, defaults: Defaults, token: str = "") -> None:
-        """`token`, if any, must come with `connect` before anything else is served."""
+    def __init__(self, defaults: Defaults, token: str = "", *, one_client: bool = False) -> None:
+        """`token`, if any, must come with `connect` before anything else is served.
+
+        With `one_client` what runs is aborted when the client goes, for nobody can come back.
+        """
         self.defaults = defaults
         self.token = token
+        self.one_client = one_client
         self.sessions: dict[str, Session] = {}
         self.connections: set[Connection] = set()
         self.foreground: str | None = None
@@ -418,7 +422,8 @@ class Connection:
             session = self.server.sessions.get(session_id)
             if session and not self.server.connections_of(session_id):
                 session.give_up_waiting()
-                await session.worker.finish()
+                if not self.server.one_client:
+                    await session.worker.finish()
                 if not self.server.connections_of(session_id):
                     await self.server.close_session(session, "user_exit")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -72,9 +72,14 @@ class Session:
         self.cwd = settings.cwd.resolve()
         self.mode: Mode = "interactive"
         self.told_mode: Mode = "interactive"
-        self.policy = settings.policy
         self.hooks = settings.hooks
         self.directory = session_directory(settings.home, session_id)
+        # A session's own: it may read what was spilled, and remembers approvals.
+        self.policy = replace(
+            settings.policy,
+            allow=list(settings.policy.allow),
+            directories=(*settings.policy.directories, (self.directory / "files").resolve()),
+        )
         self.log = EventLog(self.directory / "events.jsonl")
         offered = {**builtin_tools(), **{tool.name: tool for tool in settings.tools}}
         self.tools = {k: v for k, v in offered.items() if k not in settings.hidden_tools}

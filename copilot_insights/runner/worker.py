@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from copilot_insights.errors import InsightsError
 from copilot_insights.runner.hooks import MOST_BLOCKS
 from copilot_insights.runner.interactions import (
     NUDGE,
@@ -200,6 +201,8 @@ class Worker:
             return "task_complete"
         except End as end:
             failure = end
+        except InsightsError as error:
+            failure = Failed("query", str(error), None, self.root.message_id)
         except Exception as error:
             logger.exception("The loop failed")
             message = f"{type(error).__name__}: {error}"

@@ -200,9 +200,7 @@ def test_each_client_works_with_each_server(  # noqa: PLR0917
 
 
 @needs_cli
-def test_the_real_cli_goes_on_with_our_session_and_we_with_its(
-    run, log, shop, cli_environment, model_server
-):
+def test_the_real_cli_goes_on_with_our_session_and_we_with_its(run, log, shop, cli_environment):
     run("[[script:tools]] first", "--allow-all-tools")
     session_id = log().parent.name
     subprocess.run(

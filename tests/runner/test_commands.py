@@ -14,7 +14,7 @@ from tests.runner.shapes import read
 from tests.runner.support import command
 
 
-def test_the_demo_works_at_once(run, log, shop):
+def test_the_demo_works_at_once(run, log):
     done = run("What is here?", "--allow-all", script="demo")
     assert done.stdout.endswith("The log below holds all of it.\n")
     assert f"Log: {log()}" in done.stderr
@@ -173,10 +173,8 @@ def test_help_is_there_and_importing_the_commands_is_cheap(clean_environment):
     assert fastest < 0.02
     assert heavy == "False False False"
     for name in ("run", "serve", "model"):
-        done = subprocess.run(
-            command(name, "--help"), env=clean_environment, capture_output=True, check=True
-        )
-        assert done.stdout
+        shown = subprocess.check_output(command(name, "--help"), env=clean_environment)
+        assert b"Usage:" in shown
 
 
 def test_serve_takes_no_option_that_it_does_not_know(clean_environment):

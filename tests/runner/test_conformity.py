@@ -56,7 +56,7 @@ def test_the_log_has_the_shape_of_the_clis(scenario, run, log):
         run(prompt, *options, check=scenario != "error")
     events = read(log())
     assert_same_shape(events, read(CLI / scenario / "events.jsonl"))
-    if SessionEvent:
+    if SessionEvent is not None:
         for event in events:
             SessionEvent.from_dict(event)
 

@@ -5,13 +5,16 @@ import contextlib
 import json
 import random
 import re
+import subprocess
+import time
 from typing import Any
 
 import pytest
 
 from copilot_insights.errors import InsightsError
 from copilot_insights.runner.client import CopilotClient
-from tests.runner.support import listening, vanish, write_scripts
+from tests.runner.shapes import read
+from tests.runner.support import command, listening, vanish, write_scripts
 
 
 @pytest.fixture
@@ -238,3 +241,27 @@ def test_a_permission_that_nobody_answers_ends_with_the_client(serve, shop, tmp_
         raise AssertionError("the session did not end")
 
     asyncio.run(main())
+
+
+def test_a_server_on_pipes_ends_with_its_client(shop, tmp_path, clean_environment):
+    """What ran is aborted, and the log is whole."""
+    arguments = ["--home", tmp_path / "home", "--script", write_scripts(tmp_path), "--allow-all"]
+    process = subprocess.Popen(
+        command("serve", "--stdio", *arguments),
+        env=clean_environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    assert process.stdin
+    process.stdin.write(request("session.create", 1, sessionId="s", workingDirectory=str(shop)))
+    process.stdin.write(request("session.send", 2, sessionId="s", prompt="[[script:slow]] go"))
+    process.stdin.flush()
+    path = tmp_path / "home" / "session-state" / "s" / "events.jsonl"
+    deadline = time.monotonic() + 10
+    while not (path.exists() and b"tool.execution_start" in path.read_bytes()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.stdin.close()
+    assert process.wait(timeout=5) == 0
+    types = [event["type"] for event in read(path)]
+    assert types[-3:] == ["abort", "assistant.turn_end", "session.shutdown"]

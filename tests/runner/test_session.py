@@ -10,7 +10,7 @@ import pytest
 from copilot_insights.errors import InsightsError
 from copilot_insights.runner.agent import Limits
 from copilot_insights.runner.hooks import Hooks
-from copilot_insights.runner.permissions import Policy, Rule, is_harmless
+from copilot_insights.runner.permissions import Call, Policy, Rule, is_harmless
 from copilot_insights.runner.scripts import ScriptedModel, load_scripts
 from copilot_insights.runner.session import Session, Settings
 from tests.runner.shapes import assert_same_shape, read
@@ -355,3 +355,11 @@ def test_a_session_can_be_resumed_in_its_mode(play):
     assert types(events).count("session.mode_notice_delivered") == 1
     assert types(events).count("session.task_complete") == 2
     assert types(events).count("system.message") == 1
+
+
+def test_a_session_may_read_what_it_spilled_and_no_other_may(play):
+    one, _ = play("[[script:big]] go", policy=Policy(allow_all=True))
+    two, _ = play("[[script:hello]] go", policy=Policy(allow_all=True))
+    [spilled] = (one.directory / "files").iterdir()
+    assert one.policy.outside(Call("", (spilled.resolve(),)), one.cwd) == []
+    assert two.policy.outside(Call("", (spilled.resolve(),)), two.cwd) == [spilled.resolve()]

@@ -69,7 +69,7 @@ def test_the_schemas_say_what_the_clis_do():
         ("edit", {"path": "a.py", "old_str": "", "new_str": "x"}, "No match found"),
         ("view", {"path": "a.py", "view_range": [3]}, "view_range takes two numbers."),
         ("view", {"path": "a.py", "view_range": [9, 10]}, "outside the file's 4 lines"),
-        ("view", {"path": "nul\0byte"}, "null byte"),
+        ("view", {"path": "nul\0byte"}, "null"),
         ("grep", {"pattern": "(unclosed"}, "Unmatched ("),
         ("bash", {"command": "sleep 1", "mode": "async"}, "Only mode sync"),
     ],

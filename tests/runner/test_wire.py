@@ -1,6 +1,7 @@
 """Our server answers what the official SDK asked the real CLI, in the recorded conversation."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,8 @@ NOT_OURS = {
 
 def recorded():
     """Method → the results and the errors that the real CLI gave."""
-    asked, answers = {}, {}
+    asked: dict[str, str] = {}
+    answers: dict[str, list[dict[str, Any]]] = {}
     for line in read(HERE / "data" / "wire.jsonl"):
         message = line["message"]
         if "method" in message:
