@@ -30,6 +30,7 @@ from copilot_insights.runner.rpc import (
     Peer,
     RpcError,
 )
+from copilot_insights.runner.waiting import Answer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -314,7 +315,7 @@ class CopilotSession:
             InsightsError: an error, an abort, or the server is gone.
         """
         done: asyncio.Future[Event | None] = asyncio.get_running_loop().create_future()
-        answer = _Answer(done)
+        answer = Answer(done)
         stop = self.on(answer.take)
         self._waiting.add(done)
         try:
@@ -393,57 +394,6 @@ class CopilotSession:
             await self._client.request(method, params)
         except InsightsError as error:
             logger.debug("an answer came too late: %s", error)
-
-
-class _Answer:
-    """Finds the end of one prompt among a session's events, as the official SDK does.
-
-    What comes before the prompt's id is known is looked at once it is.
-    """
-
-    def __init__(self, done: asyncio.Future[Event | None]) -> None:
-        self._done = done
-        self._message_id: str | None = None
-        self._early: list[Event] = []
-        self._started = False
-        self._last: Event | None = None
-
-    def begin(self, message_id: str) -> None:
-        self._message_id = message_id
-        for event in self._early:
-            self.take(event)
-
-    def take(self, event: Event) -> None:
-        if self._message_id is None:
-            self._early.append(event)
-        elif not event.get("agentId") and not self._done.done():
-            self._look(event["type"], event["data"], event)
-
-    def _look(self, kind: str, data: dict[str, Any], event: Event) -> None:
-        mine = data.get("originatingMessageId") == self._message_id
-        blocked = kind == "session.warning" and data.get("warningType") == "policy_blocked"
-        if (blocked and mine) or (
-            kind == "user.message" and data.get("messageId") == self._message_id
-        ):
-            self._started = True
-        elif kind == "assistant.message":
-            ours = mine or ("originatingMessageId" not in data and self._started)
-            self._started = self._started or mine
-            self._last = event if ours else self._last
-        elif kind == "session.idle" and self._started and data.get("mode") != "autopilot":
-            self._end("aborted" if data.get("aborted") else "done")
-        elif kind == "session.autopilot_stopped" and data.get("requestId") == self._message_id:
-            self._end(data.get("reason", "done"))
-        elif kind == "session.error" and (mine or "originatingMessageId" not in data):
-            self._done.set_exception(InsightsError(str(data.get("message"))))
-
-    def _end(self, reason: str) -> None:
-        if reason == "aborted":
-            self._done.set_exception(InsightsError("The session was aborted before it answered"))
-        elif reason == "error":
-            self._done.set_exception(InsightsError("The autopilot run failed"))
-        else:
-            self._done.set_result(self._last)
 
 
 async def _called(function: Callable[..., Any] | None, argument: object) -> Any:  # noqa: ANN401

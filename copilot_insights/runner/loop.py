@@ -7,8 +7,8 @@ asked again. A reply that asks for no tool ends the interaction. One model call 
     user.message → { turn_start → model → assistant.message → tools → turn_end }* → idle
 
 Whatever else can end it is an exception that carries the event to write: there are no flags.
-What stands around the loop (queue, autopilot, idle, resume) is in `session`; how a tool call
-is allowed, run and recorded in `calls`.
+Around the loop stand `worker` (queue, autopilot, idle) and `session` (log, resume); `calls` is
+how a tool call is allowed, run and recorded.
 """
 
 from __future__ import annotations

@@ -92,6 +92,7 @@ class Session:
         self._handlers: list[Handler] = []
         self._expected: dict[str, asyncio.Future[Any]] = {}
         self._closed = False
+        self.attended = True
 
     @classmethod
     def create(cls, settings: Settings, session_id: str | None = None) -> Self:
@@ -346,7 +347,12 @@ class Session:
         )
 
     async def expect(self, request_id: str) -> Any:  # noqa: ANN401  # a client's JSON
-        """Wait for a client's answer to a request that was sent as an event."""
+        """Wait for a client's answer to a request that was sent as an event.
+
+        None if there is no client (any more).
+        """
+        if not self.attended:
+            return None
         future = asyncio.get_running_loop().create_future()
         self._expected[request_id] = future
         try:
@@ -363,7 +369,8 @@ class Session:
         return True
 
     def give_up_waiting(self) -> None:
-        """Answer what clients were asked with nothing: there is no client left."""
+        """There is no client left: answer what was and will be asked with nothing."""
+        self.attended = False
         for future in self._expected.values():
             if not future.done():
                 future.set_result(None)

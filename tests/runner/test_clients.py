@@ -308,10 +308,12 @@ def test_a_client_that_vanishes_leaves_a_whole_session(server, shop, tmp_path):
     async def main():
         client = CopilotClient(port=server)
         await client.start()
-        session = await client.create_session(working_directory=shop)
+        tool = ClientTool("lookup_order", "Never answers", lambda _: asyncio.sleep(60))
+        session = await client.create_session(working_directory=shop, tools=[tool])
         started = asyncio.Event()
         session.on(lambda e: started.set() if e["type"] == "tool.execution_start" else None)
         await session.send("[[script:parallel]] go")
+        await session.send("[[script:custom]] and then")  # asks a client that is gone by then
         await started.wait()
         await vanish(client)
         with contextlib.suppress(InsightsError):
@@ -327,6 +329,6 @@ def test_a_client_that_vanishes_leaves_a_whole_session(server, shop, tmp_path):
         return path
 
     types = [event["type"] for event in read(asyncio.run(main()))]
-    assert types.count("tool.execution_complete") == 5
+    assert types.count("tool.execution_complete") == 5 + 2
     assert types.count("session.shutdown") == 2
     assert types.count("session.resume") == 1

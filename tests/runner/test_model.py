@@ -37,6 +37,7 @@ SCRIPTS = {
     "limited": [{"text": "At last.", "error": {"status": 429, "message": "slow down", "times": 1}}],
     "broken": [{"error": {"status": 500, "message": "no more"}}],
     "locked": [{"error": {"status": 401, "message": "who are you"}}],
+    "abc": [{"text": "a"}, {"text": "b"}, {"text": "c"}],
     "slow": [{"text": "Slow.", "delay": 0.3}],
 }
 
@@ -164,6 +165,23 @@ def test_a_request_that_makes_no_sense_is_refused(server, body, path, status):
     assert answered == status
     assert answer["error"]["message"]
     assert ask(server[0], "hello")[0].text  # the server goes on
+
+
+def test_a_client_that_compacts_its_history_goes_on_where_it_was(server):
+    """Assistant messages are gone from its history then; the server counts the calls."""
+    port, calls = server
+    url = "/run/compacting/v1/chat/completions"
+    user = {"role": "user", "content": "[[script:abc]] go"}
+    said = {"role": "assistant", "content": "x"}
+
+    def text(*messages):
+        _, answer = post(port, {"model": "m", "messages": list(messages)}, url)
+        return answer["choices"][0]["message"]["content"]
+
+    assert [text(user), text(user, said)] == ["a", "b"]
+    assert "overview" in text(user, said, said, {"role": "user", "content": "Summarise all that."})
+    assert [text(user), text(user, said)] == ["c", "The end."]
+    assert [call["compaction"] for call in calls()] == [False, False, True, False, False]
 
 
 def test_models_are_listed(server):
