@@ -89,7 +89,10 @@ async def run_task(parent: Agent, call: ToolCall, arguments: Mapping[str, Any]) 
         return await _work(child, call, arguments)
 
     async def work_and_wake() -> None:
-        result = await _work(child, call, arguments)
+        try:
+            result = await _work(child, call, arguments)
+        except ToolFailed as error:
+            result = ToolResult(str(error), error.code)
         session.worker.wake(child, arguments, result)
 
     session.worker.start_background(asyncio.create_task(work_and_wake()))

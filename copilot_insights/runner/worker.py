@@ -185,7 +185,7 @@ class Worker:
         )
         start = {"toolCallId": call_id, "toolName": "read_agent", "arguments": arguments}
         root.emit("tool.execution_start", start)
-        result = {"content": notice.result.text}
+        result = {"content": notice.result.text}  # reading went well, whatever is read
         root.emit(
             "tool.execution_complete", {"toolCallId": call_id, "success": True, "result": result}
         )

@@ -130,6 +130,17 @@ def test_a_failing_sub_agent_is_a_failed_call(play, tmp_path):
     assert of("assistant.message", session.log.events)[-1]["content"] == "Sub agent told me. Done."
 
 
+def test_a_failing_agent_in_the_background_is_reported(play, tmp_path):
+    broken = load_scripts(write_scripts(tmp_path))
+    del broken["child"]
+    session, seen = play("[[script:background]] go", model=ScriptedModel(broken))
+    assert len(of("subagent.failed", session.log.events)) == 1
+    assert (
+        "There is no script 'child'" in of("tool.execution_complete", seen)[-1]["result"]["content"]
+    )
+    assert of("assistant.message", seen)[-1]["content"] == "It has answered."
+
+
 def hooks(**by_type):
     made = Hooks()
     for kind, hook in by_type.items():
