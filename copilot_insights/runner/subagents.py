@@ -31,7 +31,7 @@ KINDS = {
 """Kind of sub-agent → the tools that it has. None of them can start another."""
 
 
-async def task(  # noqa: PLR0913  # the CLI's arguments
+async def task(  # the CLI's arguments
     context: ToolContext,
     *,
     name: Annotated[str, Meta(description="What to call the agent")],

@@ -121,7 +121,7 @@ class Tool:
         }
 
 
-def make_tool(  # noqa: PLR0913  # a tool is six facts
+def make_tool(  # a tool is six facts
     function: ToolFunction,
     access: Access,
     title: str = "",

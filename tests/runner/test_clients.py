@@ -72,7 +72,7 @@ def model_calls(events):
     ("scenario", "options"),
     [("tools", ()), ("sub2", ()), ("nudge", ("--autopilot",)), ("fail", ())],
 )
-def test_the_real_cli_runs_on_our_model(  # noqa: PLR0917
+def test_the_real_cli_runs_on_our_model(
     scenario, options, shop, cli_environment, model_server, log
 ):
     subprocess.run(
@@ -181,7 +181,7 @@ async def with_the_sdk(server, env, shop, provider):
         await close_pipes(client)
 
 
-def play(client, server, tmp_path, shop, cli_environment, model_server, label):  # noqa: PLR0917
+def play(client, server, tmp_path, shop, cli_environment, model_server, label):
     provider = {"type": "openai", "baseUrl": model_server.url(label), "wireApi": "completions"}
     env = cli_environment(label)
     session_id = asyncio.run(client(server(tmp_path, label), env, shop, provider))
@@ -190,7 +190,7 @@ def play(client, server, tmp_path, shop, cli_environment, model_server, label): 
 
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("client", [with_our_client, with_the_sdk])
-def test_each_client_works_with_each_server(  # noqa: PLR0917
+def test_each_client_works_with_each_server(
     client, server, tmp_path, shop, cli_environment, model_server
 ):
     if client is with_the_sdk:

@@ -80,7 +80,7 @@ def test_hooks_are_recorded_like_the_clis(run, log, tmp_path):
 
 
 @pytest.mark.parametrize(("scenario", "number"), [("killed", "SIGTERM"), ("sigkill", "SIGKILL")])
-def test_a_killed_run_leaves_the_same_log(scenario, number, shop, tmp_path, clean_environment, log):  # noqa: PLR0917
+def test_a_killed_run_leaves_the_same_log(scenario, number, shop, tmp_path, clean_environment, log):
     arguments = ["--script", SCRIPTS, "--cwd", shop, "--home", tmp_path / "home", *ALL]
     process = subprocess.Popen(
         command("run", "[[script:slow]] go", *arguments),

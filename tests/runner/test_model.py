@@ -112,7 +112,7 @@ def test_what_may_pass_is_tried_again(server, name, attempts):
         ("no_such", 1, 404, "query", "404 There is no script 'no_such'"),
     ],
 )
-def test_what_does_not_pass_is_an_error(server, name, attempts, status, kind, message):  # noqa: PLR0917
+def test_what_does_not_pass_is_an_error(server, name, attempts, status, kind, message):
     port, calls = server
     with pytest.raises(ModelError) as caught:
         ask(port, name, retries=1)
