@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from copilot_insights.runner.log import Event
 
+TELLING = ("command", "path", "pattern", "description", "summary")
 CONTROL = {code: None for code in (*range(32), *range(127, 160)) if code != 10}
 """Control characters that a model or a tool may send and a terminal must not get."""
 
@@ -18,6 +20,23 @@ def plain(text: object, width: int = 100) -> str:
     """One line of a hostile text, safe on a terminal."""
     line = " ".join(str(text).translate(CONTROL).split())
     return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def telling_argument(arguments: object) -> object:
+    """Of a call's arguments, the one that says most about it."""
+    if not isinstance(arguments, dict):
+        return arguments
+    known = (arguments[name] for name in TELLING if name in arguments)
+    return next(known, next(iter(arguments.values()), ""))
+
+
+def write_line(out: TextIO, text: str) -> None:
+    """Write a line; if nobody reads any more, this and what follows goes nowhere."""
+    try:
+        out.write(f"{text}\n")
+        out.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
 
 class LiveView:
@@ -46,14 +65,11 @@ class LiveView:
             case "assistant.turn_start":
                 self._note(f"{indent}● turn {data['turnId']}", "2")
             case "assistant.message" if data["content"] and not indent:
-                self.out.write(data["content"].translate(CONTROL) + "\n")
-                self.out.flush()
+                write_line(self.out, data["content"].translate(CONTROL))
             case "tool.execution_start":
                 self._started[data["toolCallId"]] = time.monotonic()
-                arguments = data["arguments"]
-                if isinstance(arguments, dict):
-                    arguments = next(iter(arguments.values()), "")
-                self._names[data["toolCallId"]] = f"{data['toolName']} {plain(arguments, 60)}"
+                about = plain(telling_argument(data["arguments"]), 60)
+                self._names[data["toolCallId"]] = f"{data['toolName']} {about}"
             case "tool.execution_complete":
                 self._note(indent + self._tool_line(data), "32" if data["success"] else "31")
             case "subagent.started":
@@ -88,5 +104,4 @@ class JsonLines:
 
     def __call__(self, event: Event) -> None:
         """Print one event."""
-        self.out.write(json.dumps(event) + "\n")
-        self.out.flush()
+        write_line(self.out, json.dumps(event))

@@ -188,3 +188,23 @@ def test_serve_takes_no_option_that_it_does_not_know(clean_environment):
         )
         assert done.returncode == 2
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_reader_that_stops_reading_disturbs_nobody(shop, tmp_path, clean_environment, log):
+    arguments = ["hi", "--cwd", shop, "--home", tmp_path / "home", "--script", "demo"]
+    process = subprocess.Popen(
+        command("run", *arguments, "--output", "json"),
+        env=clean_environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    assert process.stderr
+    assert json.loads(process.stdout.readline())
+    process.stdout.close()
+    notes = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=20) == 0
+    assert "Error" not in notes
+    assert read(log())[-1]["type"] == "session.shutdown"
