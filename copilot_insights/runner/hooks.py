@@ -57,12 +57,12 @@ class CommandHook(msgspec.Struct, frozen=True, rename="camel"):
         """Run it. A non-zero exit or output that is no JSON object is a failure."""
         cwd = Path(str(data.get("cwd", "."))) / (self.cwd or "")
         settings = [f"{name}={value}" for name, value in self.env.items()]
-        done = await run_command(
-            ["env", *settings, "bash", "-c", self.bash],
-            cwd,
-            self.timeout_sec,
-            json.dumps(data).encode(),
-        )
+        command = ["env", *settings, "bash", "-c", self.bash]
+        given = json.dumps(data).encode()
+        try:
+            done = await run_command(command, cwd, self.timeout_sec, given, errors=False)
+        except TimeoutError as error:
+            raise RuntimeError(f"killed after {self.timeout_sec:g} seconds") from error
         text = done.output.decode(errors="replace").strip()
         if done.exit_code:
             raise RuntimeError(f"exit code {done.exit_code}: {text[:500]}")

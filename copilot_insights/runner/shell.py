@@ -68,14 +68,17 @@ async def run_command(
     cwd: Path,
     timeout: float,  # noqa: ASYNC109  # the command is killed, not only waited for
     stdin: bytes = b"",
+    *,
+    errors: bool = True,
 ) -> Finished:
-    """Run a command to its end, stdout and stderr together.
+    """Run a command to its end.
 
     Args:
         arguments: program and arguments; no shell.
         cwd: where it runs.
         timeout: in seconds; past it the command and its children are killed.
         stdin: what it is given to read.
+        errors: whether stderr is kept, among stdout, or dropped.
 
     Raises:
         TimeoutError: it did not end in time. `args[0]` is what it had printed, as bytes.
@@ -87,7 +90,7 @@ async def run_command(
         cwd=cwd,
         stdin=asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+        stderr=asyncio.subprocess.STDOUT if errors else asyncio.subprocess.DEVNULL,
         start_new_session=True,
     )
     try:

@@ -55,7 +55,7 @@ class LiveView:
         self._started: dict[str, float] = {}
         self._names: dict[str, str] = {}
 
-    def __call__(self, event: Event) -> None:  # noqa: C901  # one line an event type
+    def __call__(self, event: Event) -> None:
         """Show one event; most are not shown."""
         data = event["data"]
         indent = "  " if event.get("agentId") else ""

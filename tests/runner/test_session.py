@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 import time
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from copilot_insights.errors import InsightsError
 from copilot_insights.runner.agent import Limits
-from copilot_insights.runner.hooks import Hooks
+from copilot_insights.runner.hooks import Hooks, load_hook_files
 from copilot_insights.runner.permissions import Call, Policy, Rule, is_harmless
 from copilot_insights.runner.scripts import ScriptedModel, load_scripts
 from copilot_insights.runner.session import Session, Settings
@@ -191,6 +192,34 @@ def test_a_hook_that_fails_is_recorded_and_changes_nothing(play):
     assert {end["success"] for end in ends} == {False}
     assert ends[0]["error"] == {"message": "hook broke"}
     assert all(data["success"] for data in of("tool.execution_complete", session.log.events))
+
+
+def test_hooks_can_be_commands(play, tmp_path):
+    """What a command prints on stderr, its time and its exit code are its own affair."""
+    commands = {
+        "preToolUse": [
+            {"bash": 'echo noise >&2; grep -q sleep && echo \'{"permissionDecision": "deny"}\''}
+        ],
+        "postToolUse": [{"bash": "sleep 5", "timeoutSec": 0.1}, {"bash": "echo no json"}],
+        "agentStop": [{"bash": 'echo "$WORD" >&2; exit 3', "env": {"WORD": "hush"}}],
+        "unknownKind": [{"bash": "true"}],
+    }
+    file = tmp_path / "hooks.json"
+    file.write_text(json.dumps({"version": 1, "hooks": commands}), encoding="utf-8")
+    given = Hooks()
+    load_hook_files([file], given)
+    session, _ = play(
+        "[[script:nudge]] go", "[[script:parallel]] go", mode="autopilot", hooks=given
+    )
+    ends = of("hook.end", session.log.events)
+    messages = {(e["hookType"], (e.get("error") or {}).get("message", "ok")) for e in ends}
+    assert ("postToolUse", "killed after 0.1 seconds") in messages
+    assert any(m.startswith("Expecting value") for kind, m in messages if kind == "postToolUse")
+    assert ("agentStop", "exit code 3: ") in messages
+    completed = of("tool.execution_complete", session.log.events)
+    denied = [d for d in completed if not d["success"]]
+    assert len(denied) == 5  # the sleeps of the script `parallel`; the echo and task_complete ran
+    assert {d["error"]["message"] for d in denied} == {"Denied by preToolUse hook: no reason given"}
 
 
 def test_a_hook_can_block_a_prompt(play):
