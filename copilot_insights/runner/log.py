@@ -1,0 +1,184 @@
+"""The session log: one JSON event a line, appended whole, never rewritten.
+
+The log is the session. Everything else (the history sent to the model, the totals at
+shutdown, what a resumed session knows) is a view of its events. Format: the `events.jsonl`
+of Copilot CLI 1.0.102.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from datetime import UTC, datetime
+from io import FileIO
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from copilot_insights.errors import InsightsError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock; there the second writer is not kept out
+    fcntl = None  # type: ignore[assignment]
+
+Event: TypeAlias = dict[str, Any]
+"""`{type, data, [agentId], [ephemeral], id, timestamp, parentId}`, keys in the CLI's order."""
+
+
+LOCK_ATTEMPTS = 6
+LOCK_WAIT_SECONDS = 0.05
+
+
+def iso(moment: datetime) -> str:
+    """A UTC moment as the log writes it: `2026-12-01T03:36:47.364Z`."""
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def encode(event: object) -> bytes:
+    """One JSON line without its newline.
+
+    Text is kept as UTF-8; a lone surrogate, which UTF-8 has no bytes for, is escaped.
+    """
+    text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(event, separators=(",", ":")).encode()
+
+
+def read_events(path: Path) -> tuple[list[Event], int]:
+    """The events of a log and the byte length of its whole lines.
+
+    A last line without newline is kept only if it is complete. Lines in the middle that are
+    no events are passed over, as the CLI does since 1.0.86.
+    """
+    raw = path.read_bytes()
+    events: list[Event] = []
+    for line in raw.splitlines(keepends=True):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            if not line.endswith(b"\n"):
+                return events, len(raw) - len(line)
+            continue
+        if isinstance(event, dict) and isinstance(event.get("data"), dict) and "type" in event:
+            events.append(event)
+    return events, len(raw)
+
+
+class EventLog:
+    """The events of one session, in memory and in `path`.
+
+    Nothing is written before the first user message of a process (so a session in which
+    nothing was said leaves no log); from then on each event is one `write` of a whole line.
+
+    Raises:
+        InsightsError: `path` is not a session log, or another process writes it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Take over the log if there is one."""
+        self.path = path
+        self.events: list[Event] = []
+        self.size = 0
+        self._waiting: list[bytes] = []
+        self._writing = False
+        self._file: FileIO | None = None
+        self._last_moment = datetime.min.replace(tzinfo=UTC)
+        if path.exists():
+            self._file = self._open()
+            self.events, self.size = read_events(path)
+            # An empty file is a process that was killed before its first line.
+            if self.size and (not self.events or self.events[0]["type"] != "session.start"):
+                self.close()
+                raise InsightsError(
+                    f"{path} does not begin with session.start",
+                    hint="Only a whole session log can be resumed.",
+                )
+            self._mend()
+
+    def make(
+        self, kind: str, data: dict[str, Any], agent_id: str | None = None, *, ephemeral: bool
+    ) -> Event:
+        """An event with its envelope; times never go back and `parentId` is the last line's id."""
+        self._last_moment = max(datetime.now(UTC), self._last_moment)
+        event: Event = {"type": kind, "data": data}
+        if agent_id:
+            event["agentId"] = agent_id
+        if ephemeral:
+            event["ephemeral"] = True
+        event["id"] = str(uuid.uuid4())
+        event["timestamp"] = iso(self._last_moment)
+        event["parentId"] = self.events[-1]["id"] if self.events else None
+        return event
+
+    def append(self, event: Event) -> None:
+        """Keep an event and write it.
+
+        Raises:
+            OSError: it could not be written whole. The file then ends where it ended before,
+                and the event is written with the next one.
+        """
+        self.events.append(event)
+        self._waiting.append(encode(event) + b"\n")
+        self._writing = self._writing or event["type"] == "user.message"
+        if not self._writing:
+            return
+        if self._file is None:
+            self._file = self._open()
+        chunk = b"".join(self._waiting)
+        try:
+            rest = memoryview(chunk)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            self._file.truncate(self.size)
+            raise
+        self.size += len(chunk)
+        self._waiting.clear()
+
+    def _open(self) -> FileIO:
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+")
+        if fcntl and not _lock(file):
+            file.close()
+            raise InsightsError(
+                f"The session {self.path.parent.name} is in use by another process",
+                hint="Wait for it to end, or start a new session.",
+            )
+        return file
+
+    def _mend(self) -> None:
+        """Make the file end with a whole line: what a killed process left torn was no event."""
+        if self._file and self.size:
+            self._file.truncate(self.size)
+            self._file.seek(self.size - 1)
+            if self._file.read(1) != b"\n":
+                self.size += self._file.write(b"\n")
+
+    def close(self) -> None:
+        """Let go of the file and its lock."""
+        if self._file:
+            self._file.close()
+            self._file = None
+            self._writing = False
+
+
+def _lock(file: FileIO) -> bool:
+    """Take the lock of a log; false if another process has it.
+
+    Asked for a few times: a command that a killed process was just starting shares its lock
+    until it runs.
+    """
+    for attempt in range(LOCK_ATTEMPTS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(LOCK_WAIT_SECONDS * (attempt + 1 < LOCK_ATTEMPTS))
+        else:
+            return True
+    return False

@@ -1,0 +1,405 @@
+"""Sessions in this process: endings, limits, hooks, permissions, agents in the background."""
+
+import asyncio
+import dataclasses
+import json
+import time
+from typing import Any
+
+import pytest
+
+from copilot_insights.errors import InsightsError
+from copilot_insights.runner.agent import Limits
+from copilot_insights.runner.hooks import Hooks, load_hook_files
+from copilot_insights.runner.permissions import Call, Policy, Rule, is_harmless
+from copilot_insights.runner.scripts import ScriptedModel, load_scripts
+from copilot_insights.runner.session import Session, Settings
+from tests.runner.shapes import assert_same_shape, read
+from tests.runner.support import HERE, write_scripts
+
+
+@pytest.fixture
+def play(tmp_path, shop):
+    """`play(prompt, **settings)`: the session and all its events, ephemeral ones too."""
+
+    def play_(*prompts, then=None, delay=0.0, **changes):
+        async def main():
+            model = ScriptedModel(load_scripts(write_scripts(tmp_path, delay)))
+            settings = Settings(tmp_path / "home", shop, model, policy=Policy(allow_all=True))
+            session = Session.create(dataclasses.replace(settings, **changes))
+            seen = list(session.log.events)
+            session.on(seen.append)
+            for prompt in prompts:
+                try:
+                    await session.send_and_wait(prompt, 20)
+                except InsightsError as error:
+                    seen.append({"type": "raised", "data": {"message": str(error)}})
+            if then:
+                await then(session)
+            await session.shutdown()
+            return session, seen
+
+        return asyncio.run(main())
+
+    return play_
+
+
+def of(kind, events):
+    return [event["data"] for event in events if event["type"] == kind]
+
+
+def types(events):
+    return [event["type"] for event in events]
+
+
+def test_idle_comes_once_and_last_whatever_happened(play):
+    for prompt in ("[[script:hello]] go", "[[error]] go", "[[script:no_such]] go"):
+        _, seen = play(prompt)
+        before_shutdown = seen[: types(seen).index("session.shutdown")]
+        assert types(before_shutdown).count("session.idle") == 1
+        rest = types(before_shutdown[types(before_shutdown).index("session.idle") :])
+        assert rest in (["session.idle"], ["session.idle", "raised"])
+
+
+def test_a_model_that_repeats_itself_is_stopped_and_the_log_says_so(play):
+    session, _ = play("[[script:forever]] go", limits=Limits(repeats=5))
+    # The script goes on with "The end." after its only step; this one does not.
+    assert not of("session.error", session.log.events)
+
+    class Stuck(ScriptedModel):
+        async def reply(self, _, tools, on_delta):
+            first = [{"role": "user", "content": "[[script:forever]]"}]
+            return await super().reply(first, tools, on_delta)
+
+    stuck = Stuck(session.settings.model.scripts)
+    session, seen = play("[[script:forever]] go", model=stuck, limits=Limits(repeats=5))
+    [error] = of("session.error", session.log.events)
+    assert error["errorType"] == "limit"
+    assert error["message"] == "Stopped: the same call of glob came 6 times in a row."
+    assert types(session.log.events).count("assistant.turn_end") == 6
+    assert "session.idle" in types(seen)
+    session, _ = play("[[script:forever]] go", model=stuck, limits=Limits(turns=4))
+    assert of("session.error", session.log.events)[0]["message"] == "Stopped: 4 turns were taken."
+
+
+def test_a_tool_that_never_ends_is_stopped(play):
+    started = time.monotonic()
+    session, _ = play("[[script:slow]] go", limits=Limits(bash_timeout=0.2))
+    assert time.monotonic() - started < 10
+    [completed] = of("tool.execution_complete", session.log.events)
+    assert completed["error"]["code"] == "timeout"
+    assert of("assistant.message", session.log.events)[-1]["content"] == "Waited."
+
+
+def test_an_agent_in_the_background_wakes_the_main_one_like_the_clis(play):
+    session, seen = play("[[script:background]] go", delay=0.05)
+    theirs = read(HERE / "data" / "background.jsonl")
+    assert_same_shape(read(session.log.path), theirs)
+    assert types(seen).count("session.idle") == 1
+    assert types(seen).count("assistant.idle") == 2
+    texts = [data["content"] for data in of("assistant.message", seen) if data["content"]]
+    assert texts[-1] == "It has answered."
+
+
+def test_an_abort_ends_agents_and_tools(play):
+    async def then(session):
+        started = asyncio.Event()
+        session.on(lambda e: started.set() if e["type"] == "subagent.started" else None)
+        session.send("[[script:sub]] go")
+        await started.wait()
+        await session.abort()
+        assert not session.worker.busy
+
+    session, seen = play(then=then, delay=0.1)
+    [completed] = of("subagent.completed", session.log.events)
+    assert completed["cancelled"] is True
+    assert of("session.idle", seen)[-1]["aborted"] is True
+    # The next prompt's history answers the call that was cut.
+    messages = session.root.history.messages()
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool"]
+    assert "interrupted" in messages[-1]["content"]
+
+
+def test_a_failing_sub_agent_is_a_failed_call(play, tmp_path):
+    broken = load_scripts(write_scripts(tmp_path))
+    del broken["child"]
+    session, _ = play("[[script:sub]] go", model=ScriptedModel(broken))
+    [failed] = of("subagent.failed", session.log.events)
+    assert "There is no script 'child'" in failed["error"]
+    [completed] = of("tool.execution_complete", session.log.events)
+    assert completed["success"] is False
+    assert of("assistant.message", session.log.events)[-1]["content"] == "Sub agent told me. Done."
+
+
+def test_a_failing_agent_in_the_background_is_reported(play, tmp_path):
+    broken = load_scripts(write_scripts(tmp_path))
+    del broken["child"]
+    session, seen = play("[[script:background]] go", model=ScriptedModel(broken))
+    assert len(of("subagent.failed", session.log.events)) == 1
+    assert (
+        "There is no script 'child'" in of("tool.execution_complete", seen)[-1]["result"]["content"]
+    )
+    assert of("assistant.message", seen)[-1]["content"] == "It has answered."
+
+
+def hooks(**by_type):
+    made = Hooks()
+    for kind, hook in by_type.items():
+        made.add(kind, hook)
+    return made
+
+
+def test_a_hook_can_deny_change_and_add(play, shop):
+    async def pre(data):
+        if data["toolName"] == "bash":
+            return {"permissionDecision": "deny", "permissionDecisionReason": "no shell"}
+        if data["toolName"] == "view":
+            return {"modifiedArgs": {"path": "b.py"}}
+        return None
+
+    (shop / "b.py").write_text("other\n", encoding="utf-8")
+    given = hooks(
+        preToolUse=pre,
+        postToolUse=lambda _: {"additionalContext": "look twice"},
+        postToolUseFailure=lambda _: {"additionalContext": "try again"},
+        sessionStart=lambda data: {"additionalContext": f"source {data['source']}"},
+        sessionEnd=lambda _: None,
+    )
+    session, _ = play("[[script:tools]] go", hooks=given)
+    events = session.log.events
+    completed = {d["toolCallId"]: d for d in of("tool.execution_complete", events)}
+    results = {
+        d["toolName"]: completed[d["toolCallId"]] for d in of("tool.execution_start", events)
+    }
+    assert results["bash"]["error"] == {
+        "message": "Denied by preToolUse hook: no shell",
+        "code": "denied",
+    }
+    assert results["view"]["result"]["content"] == "other\n\n\n(A hook adds: look twice)"
+    assert results["edit"]["success"]
+    assert of("user.message", events)[0]["transformedContent"].endswith("source new")
+    assert of("hook.end", events)[-1]["hookType"] == "sessionEnd"
+    assert of("hook.start", events)[-1]["input"]["reason"] == "complete"
+
+
+def test_a_hook_that_fails_is_recorded_and_changes_nothing(play):
+    def broken(_):
+        raise ValueError("hook broke")
+
+    given = hooks(preToolUse=broken, userPromptSubmitted=broken, postToolUse=lambda _: {"x": {1}})
+    session, _ = play("[[script:hello]] go", "[[script:parallel]] go", hooks=given)
+    ends = of("hook.end", session.log.events)
+    assert {end["success"] for end in ends} == {False}
+    assert ends[0]["error"] == {"message": "hook broke"}
+    assert all(data["success"] for data in of("tool.execution_complete", session.log.events))
+
+
+def test_hooks_can_be_commands(play, tmp_path):
+    """What a command prints on stderr, its time and its exit code are its own affair."""
+    commands = {
+        "preToolUse": [
+            {"bash": 'echo noise >&2; grep -q sleep && echo \'{"permissionDecision": "deny"}\''}
+        ],
+        "postToolUse": [{"bash": "sleep 5", "timeoutSec": 0.1}, {"bash": "echo no json"}],
+        "agentStop": [{"bash": 'echo "$WORD" >&2; exit 3', "env": {"WORD": "hush"}}],
+        "unknownKind": [{"bash": "true"}],
+    }
+    file = tmp_path / "hooks.json"
+    file.write_text(json.dumps({"version": 1, "hooks": commands}), encoding="utf-8")
+    given = Hooks()
+    load_hook_files([file], given)
+    session, _ = play(
+        "[[script:nudge]] go", "[[script:parallel]] go", mode="autopilot", hooks=given
+    )
+    ends = of("hook.end", session.log.events)
+    messages = {(e["hookType"], (e.get("error") or {}).get("message", "ok")) for e in ends}
+    assert ("postToolUse", "killed after 0.1 seconds") in messages
+    assert any(m.startswith("Expecting value") for kind, m in messages if kind == "postToolUse")
+    assert ("agentStop", "exit code 3: ") in messages
+    completed = of("tool.execution_complete", session.log.events)
+    denied = [d for d in completed if not d["success"]]
+    assert len(denied) == 5  # the sleeps of the script `parallel`; the echo and task_complete ran
+    assert {d["error"]["message"] for d in denied} == {"Denied by preToolUse hook: no reason given"}
+
+
+def test_a_hook_can_block_a_prompt(play):
+    given = hooks(userPromptSubmitted=lambda _: {"decision": "block", "reason": "not today"})
+    session, seen = play("[[script:hello]] go", hooks=given)
+    assert not session.log.path.exists()
+    [warning] = of("session.warning", seen)
+    assert warning["message"] == "not today"
+    assert "session.idle" in types(seen)
+
+
+def test_an_agent_stop_hook_sends_the_agent_back_eight_times_at_most(play):
+    given = hooks(agentStop=lambda _: {"decision": "block", "reason": "run the tests too"})
+    session, _ = play("[[script:hello]] go", hooks=given)
+    messages = of("user.message", session.log.events)
+    assert [m["content"] for m in messages] == ["[[script:hello]] go", *["run the tests too"] * 8]
+    assert {m["delivery"] for m in messages[1:]} == {"queued"}
+    starts = [d for d in of("hook.start", session.log.events) if d["hookType"] == "agentStop"]
+    assert [d["input"]["stop_hook_active"] for d in starts] == [False, *[True] * 8]
+
+
+def test_an_error_is_told_to_its_hook_before_the_turn_ends(play):
+    told: list[Any] = []
+    session, _ = play("[[error]] go", hooks=hooks(errorOccurred=told.append))
+    assert told[0]["errorContext"] == "model_call"
+    assert types(session.log.events)[-5:] == [
+        "hook.start",
+        "hook.end",
+        "assistant.turn_end",
+        "session.error",
+        "session.shutdown",
+    ]
+
+
+def test_a_hook_that_asks_goes_to_whoever_decides(play):
+    def ask(_):
+        return {"permissionDecision": "ask", "permissionDecisionReason": "sure?"}
+
+    asked = []
+
+    async def decide(data):
+        asked.append(data["permissionRequest"])
+        return {"kind": "approve-once"}
+
+    policy = Policy(allow_all=True, ask=decide)
+    session, _ = play("[[script:sub]] go", hooks=hooks(preToolUse=ask), policy=policy)
+    assert {request["kind"] for request in asked} == {"hook"}
+    assert all(d["success"] for d in of("tool.execution_complete", session.log.events))
+    session, _ = play("[[script:sub]] go", hooks=hooks(preToolUse=ask))
+    [completed] = of("tool.execution_complete", session.log.events)
+    assert completed["error"]["code"] == "denied"
+    assert "sure?" in completed["error"]["message"]
+
+
+def test_rules_are_obeyed(play, shop):
+    def outcomes(**rules):
+        (shop / "a.py").write_text("return 1\n", encoding="utf-8")
+        session, _ = play("[[script:tools]] go", policy=Policy(**rules))
+        events = session.log.events
+        names = {d["toolCallId"]: d["toolName"] for d in of("tool.execution_start", events)}
+        denied = [
+            names[d["toolCallId"]]
+            for d in of("tool.execution_complete", events)
+            if not d["success"] and d["error"]["code"] == "denied"
+        ]
+        return denied, len(of("permission.requested", events))
+
+    assert outcomes() == (["edit", "bash"], 2)
+    assert outcomes(allow=[Rule.parse("write"), Rule.parse("bash")]) == ([], 0)
+    assert outcomes(allow_all=True, deny=[Rule.parse("shell")]) == (["bash", "bash"], 0)
+    assert outcomes(allow_all=True, deny=[Rule.parse("shell(ls)")])[0] == ["bash"]
+    assert outcomes(allow=[Rule.parse("shell(sleep:*)")])[0] == ["edit", "bash"]  # `;` follows
+    assert outcomes(allow_all=True, deny=[Rule.parse("write(*.py)")])[0] == ["edit"]
+
+
+@pytest.mark.parametrize("text", ["", "(x)", "shell(git", "shell(git:*"])
+def test_what_is_no_rule_is_refused(text):
+    with pytest.raises(InsightsError, match="is no permission rule"):
+        Rule.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("command", "harmless"),
+    [
+        ("ls", True),
+        ("ls -la sub", True),
+        ("cat a.py", True),
+        ("echo hello", True),
+        ("cat ../secret", False),
+        ("cat /etc/passwd", False),
+        ("cat link/secret", False),
+        ("wc --files0-from=/etc/passwd", False),
+        ("ls; rm -rf .", False),
+        ("ls $(rm x)", False),
+        ("ls > file", False),
+        ("LS", False),
+        ("git status", False),
+        ("", False),
+        ("ls\nrm x", False),
+        ("cat ~/x", False),
+    ],
+)
+def test_only_commands_that_surely_read_inside_are_harmless(command, harmless, shop, tmp_path):
+    (shop / "link").symlink_to(tmp_path)
+    assert is_harmless(command, shop.resolve()) is harmless
+
+
+def test_an_approval_for_the_session_is_remembered(play):
+    asked = []
+
+    async def decide(data):
+        asked.append(data["permissionRequest"])
+        return {"kind": "approve-for-session"}
+
+    session, _ = play(
+        "[[script:nudge]] go",
+        "[[script:nudge]] go",
+        mode="autopilot",
+        policy=Policy(ask=decide, ask_reads=True),
+    )
+    assert [request["fullCommandText"] for request in asked] == ["echo hi"]
+    [outcome] = of("permission.completed", session.log.events)
+    assert outcome["result"] == {"kind": "approved-for-session"}
+
+
+def test_the_queue_runs_in_order(play):
+    async def then(session):
+        for number in range(5):
+            session.send(f"[[script:hello]] {number}")
+        await session.worker.finish()
+
+    session, seen = play(then=then)
+    texts = [data["content"][-1] for data in of("user.message", session.log.events)]
+    assert texts == ["0", "1", "2", "3", "4"]
+    assert types(seen).count("session.idle") == 1
+
+
+def test_a_subscriber_that_fails_disturbs_nobody(play, caplog):
+    async def then(session):
+        def broken(_):
+            raise ValueError("subscriber broke")
+
+        stop = session.on(broken)
+        await session.send_and_wait("[[script:hello]] go", 10)
+        stop()
+        stop()
+
+    _, seen = play(then=then)
+    assert "session.idle" in types(seen)
+    assert "subscriber broke" in caplog.text
+
+
+def test_a_session_id_cannot_lead_out_of_its_home(tmp_path):
+    settings = Settings(tmp_path, tmp_path, ScriptedModel({"x": []}))
+    for name in ("../x", "a/b", "", ".", "..", ".hidden", "x\0y", "/etc"):
+        with pytest.raises(InsightsError, match="is no session id"):
+            Session.create(settings, name)
+
+
+def test_a_session_can_be_resumed_in_its_mode(play):
+    session, _ = play("[[script:nudge]] go", mode="autopilot")
+
+    async def main():
+        settings = dataclasses.replace(session.settings, mode="interactive")
+        again = Session.resume(settings, session.id)
+        assert again.mode == "autopilot"
+        await again.send_and_wait("[[script:nudge]] go", 10)
+        await again.shutdown()
+        return again
+
+    events = asyncio.run(main()).log.events
+    assert types(events).count("session.mode_changed") == 1
+    assert types(events).count("session.mode_notice_delivered") == 1
+    assert types(events).count("session.task_complete") == 2
+    assert types(events).count("system.message") == 1
+
+
+def test_a_session_may_read_what_it_spilled_and_no_other_may(play):
+    one, _ = play("[[script:big]] go", policy=Policy(allow_all=True))
+    two, _ = play("[[script:hello]] go", policy=Policy(allow_all=True))
+    [spilled] = (one.directory / "files").iterdir()
+    assert one.policy.outside(Call("", (spilled.resolve(),)), one.cwd) == []
+    assert two.policy.outside(Call("", (spilled.resolve(),)), two.cwd) == [spilled.resolve()]
