@@ -15,6 +15,7 @@ import typer
 
 from copilot_insights import __version__
 from copilot_insights.errors import InsightsError
+from copilot_insights.runner.commands import register
 
 if TYPE_CHECKING:
     from copilot_insights.metrics import Filter
@@ -194,6 +195,9 @@ def check(options: Options) -> None:
     _not_empty(tables)
     if tables.problems or tables.incidents["kind"].is_in(PROBLEMS).any():
         raise typer.Exit(3)
+
+
+register(app)
 
 
 def _session(tables: "Tables", text: str) -> str:

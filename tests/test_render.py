@@ -1,4 +1,6 @@
-"""Hostile text in a log takes effect nowhere: not on a terminal, in a page, or a spreadsheet."""
+"""Every report is well formed in every format, and hostile text in a log takes effect nowhere:
+not on a terminal, in a page, or in a spreadsheet.
+"""
 
 import csv
 import io
@@ -6,17 +8,149 @@ import json
 import re
 import unicodedata
 from functools import cache
+from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
 from rich.cells import cell_len
 
-from copilot_insights import load
+from copilot_insights import load, loading
 from copilot_insights.metrics import Filter
 from copilot_insights.render import FORMATS, clean, render
 from copilot_insights.reports import NAMED, table
-from copilot_insights.schema import TABLES
+from copilot_insights.schema import AT, TABLES
 from copilot_insights.tree import show
+
+SAMPLES = Path(__file__).parent.parent / "sample_logs"
+COMMANDS = [[name] for name in NAMED] + [["table", name] for name in TABLES]
+DAMAGED = """\
+{"type":"session.start","data":{"sessionId":"cdef"},"id":"1","timestamp":"2026-03-01T10:00:00.000Z"}
+{"type":"user.message","data":{"content":"hi"},"id":"2","timestamp":"2026-03-01T10:00:01.000Z"}
+not an event
+{"type":"assistant.turn_start","data":{"turnId":"0"},"id":"3","timestamp":"2026-03-01T10:00:02.000Z"}
+{"type":"tool.execution_start","data":{"toolCallId":"c","toolName":"bash"},"id":"4","timestamp":"20"""
+
+each_command = pytest.mark.parametrize("command", COMMANDS, ids="-".join)
+each_format = pytest.mark.parametrize("form", FORMATS)
+LOAD = loading.load
+
+
+@cache
+def loaded(paths, events):
+    return LOAD(paths, events=events)
+
+
+@pytest.fixture
+def printing(cli, monkeypatch):
+    """The command; its logs do not change: they are read once, and printed each time."""
+    monkeypatch.setattr(loading, "load", lambda paths, *, events, **_: loaded(tuple(paths), events))
+    return cli
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory):
+    log = tmp_path_factory.mktemp("damaged") / "log.jsonl"
+    log.write_text(DAMAGED)
+    return log
+
+
+# --- formats ------------------------------------------------------------------------------
+
+
+def page(text):
+    """Markdown → HTML, and the number of cells in each row of its tables."""
+    html = MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(text)
+    tables = re.findall("(?s)<table>.*?</table>", html)
+    return html, [
+        [row.count("</t") - 1 for row in re.findall("(?s)<tr>.*?</tr>", t)] for t in tables
+    ]
+
+
+def rows(text, form):
+    """Section → number of rows, of JSON or CSV, all rows of which have the same columns."""
+    if form == "json":
+        told = json.loads(text)
+        sections = told if isinstance(told, dict) else {"": told}
+        assert all(len({tuple(row) for row in rows}) <= 1 for rows in sections.values())
+        times = re.findall(r'"\d{4}-\d\d-\d\dT[^"]*"', text)
+        assert all(re.fullmatch(r'".{10}T\d\d:\d\d:\d\d\.\d{3}Z"', time) for time in times)
+        return {name: len(found) for name, found in sections.items()}
+    parts = re.split(r"(?:^|\n)# (\w+)\n", text) if text.startswith("# ") else ["", "", text]
+    tables = [list(csv.reader(io.StringIO(part), strict=True)) for part in parts[2::2]]
+    assert all(len({len(row) for row in table}) == 1 for table in tables)
+    return {name: len(table) - 1 for name, table in zip(parts[1::2], tables, strict=True)}
+
+
+def assert_well_formed(out, form):
+    assert out.strip()
+    assert out.endswith("\n")
+    assert "\x1b" not in out
+    if form in {"json", "csv"}:
+        rows(out, form)
+    if form == "markdown":
+        tables = page(out)[1]
+        assert all(len(set(cells)) == 1 for cells in tables)
+        assert len(tables) == len(re.findall(r"^\|( -{3}:? \|)+$", out, re.MULTILINE))
+
+
+@each_command
+@each_format
+def test_every_command_prints_real_logs_in_every_format(printing, command, form):
+    code, out, err = printing(*command, SAMPLES, "--format", form)
+    assert (code, err) == (3 if command == ["check"] else 0, "")
+    assert_well_formed(out, form)
+
+
+@each_command
+@each_format
+def test_what_no_session_matches_is_well_formed_said_on_stderr_and_exits_1(printing, command, form):
+    code, out, err = printing(*command, SAMPLES, "--format", form, "--repo", "nope")
+    assert code == 1
+    assert err == "copilot-insights: nothing of 12 sessions matches --repo nope\n"
+    assert_well_formed(out, form)
+
+
+@each_command
+@each_format
+def test_every_command_prints_a_damaged_log_in_every_format(printing, damaged, command, form):
+    code, out, err = printing(*command, damaged, "--format", form)
+    assert (code, err) == (3 if command == ["check"] else 0, "")
+    assert_well_formed(out, form)
+
+
+@each_format
+def test_a_session_is_a_tree_in_every_format(printing, damaged, form):
+    for place in (SAMPLES, damaged):
+        code, out, err = printing("show", "cdef", place, "--format", form)
+        assert (code, err) == (0, "")
+        assert_well_formed(out, form)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_in_json_is_rows_of_exactly_its_columns(printing, name):
+    found = json.loads(printing("table", name, SAMPLES, "--json")[1])
+    times = [column for column, dtype in TABLES[name].items() if dtype == AT]
+    assert found
+    for row in found:
+        assert list(row) == list(TABLES[name])
+        assert all(row[c] is None or re.search(r"T.*\.\d{3}Z$", row[c]) for c in times)
+
+
+@each_command
+def test_csv_has_the_rows_of_json(printing, command):
+    counts = [rows(printing(*command, SAMPLES, "-f", form)[1], form) for form in ("json", "csv")]
+    assert counts[0] == counts[1]
+    assert len(counts[0]) == (7 if command == ["report"] else 1)
+
+
+@each_command
+def test_no_line_is_wider_than_the_terminal(printing, command):
+    for width in (80, 200):
+        out = printing(*command, SAMPLES, "--limit", "0", width=width)[1]
+        assert max(map(cell_len, out.splitlines())) <= width
+
+
+# --- hostile text -------------------------------------------------------------------------
 
 HOSTILE = [
     "\x1b[31mred\x1b[0m",
@@ -179,26 +313,23 @@ def test_json_parses_back_to_the_original_text(sections, tables, report):
 def test_no_cell_of_csv_is_a_formula_and_no_text_makes_a_row(sections, report):
     for section in sections(report):
         text = printed([section], "csv")
-        head, *rows = csv.reader(io.StringIO(text), strict=True)
+        head, *found = csv.reader(io.StringIO(text), strict=True)
         assert head == section.frame.columns
-        assert [len(row) for row in rows] == [len(head)] * section.frame.height
-        cells = {cell for row in rows for cell in row}
+        assert [len(row) for row in found] == [len(head)] * section.frame.height
+        cells = {cell for row in found for cell in row}
         assert not {c for c in cells if c[:1] in set("=+-@\t\r") or c.lstrip()[:1] in set("=+-@")}
 
 
 @pytest.mark.parametrize("report", [*REPORTS, "show"])
 def test_nothing_is_markup_in_markdown_and_tables_keep_their_columns(sections, report):
     for section in sections(report):
-        page = MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(
-            printed([section], "markdown")
-        )  # fmt: skip
-        tags = {*re.findall(r"<(\w+)", page)}
+        html, cells = page(printed([section], "markdown"))
+        tags = {*re.findall(r"<(\w+)", html)}
         assert tags <= {"h2", "ul", "li", "p", "table", "thead", "tbody", "tr", "th", "td"}
-        rows = [len(re.findall("<t[hd]", row)) for row in re.findall("(?s)<tr>.*?</tr>", page)]
         columns = len([column for column in section.columns if column.unit != "bar"])
         frame = section.frame if section.shown is None else section.shown
         shown = min(frame.height, section.limit or frame.height)
-        assert rows == ([columns] * (shown + 1) if columns and shown else [])
+        assert cells == ([[columns] * (shown + 1)] if columns and shown else [])
 
 
 @pytest.mark.parametrize("report", [*REPORTS, "show"])
@@ -213,7 +344,7 @@ def test_colour_is_all_that_a_colour_terminal_gets_more(sections, report):
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 @pytest.mark.parametrize("report", [*REPORTS, "show"])
-def test_no_line_is_wider_than_the_terminal(sections, report, width):
+def test_no_line_of_hostile_text_is_wider_than_the_terminal(sections, report, width):
     for section in sections(report):
         lines = printed([section], "table", width=width).splitlines()
         assert max(map(cell_len, lines)) <= width

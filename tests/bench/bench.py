@@ -60,7 +60,7 @@ def corpus(megabytes: int) -> Path:
     runs: dict[str, list[list[bytes]]] = {}
     for path in sorted(LOGS.glob("*/*/events.jsonl")):
         lines = path.read_bytes().split(b"\n")[:-1]
-        if sum(map(len, lines)) / len(lines) < 900:  # noqa: PLR2004 (about 500 B an event in all)
+        if sum(map(len, lines)) / len(lines) < 900:  # about 500 B an event in all
             runs.setdefault(path.parts[-3], []).append(lines)
     size = 0
     while size < megabytes * 1_000_000:
@@ -125,7 +125,7 @@ def main() -> None:
     options = arguments.parse_args()
     root = corpus(options.megabytes)
     files = sorted(str(p) for p in root.glob("*/events.jsonl"))
-    size = sum(os.path.getsize(f) for f in files)
+    size = sum(Path(f).stat().st_size for f in files)
     python = sys.executable
     listing = HERE / ".corpus" / "files"
     listing.write_bytes(b"\0".join(f.encode() for f in files))
@@ -149,7 +149,8 @@ def main() -> None:
         return
     print(f"{size / 1e6:.0f} MB, {events:,} events, {len(files)} sessions, {os.cpu_count()} cores")
     for name, value in medians.items():
-        print(f"{name:8}{value:7.2f} s   x {value / medians['loop']:.2f}   {size / value / 1e6:6.0f} MB/s")
+        ratio, speed = value / medians["loop"], size / value / 1e6
+        print(f"{name:8}{value:7.2f} s   x {ratio:.2f}   {speed:6.0f} MB/s")
     print(f"peak memory of report, all processes: {peak / 1e6:.0f} MB")
 
 
