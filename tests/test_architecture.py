@@ -11,7 +11,10 @@ from copilot_insights.schema import TABLES
 
 PACKAGE = Path(copilot_insights.__file__).parent
 MODULES = {path.stem: path for path in sorted(PACKAGE.glob("*.py")) if path.stem != "__init__"}
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+RUNNER = {f"runner.{path.stem}": path for path in sorted(PACKAGE.glob("runner/*.py"))}
+TREES = {
+    name: ast.parse(path.read_text(encoding="utf-8")) for name, path in (MODULES | RUNNER).items()
+}
 
 # a module imports of the package only what stands above its own line
 LAYERS = """
@@ -47,6 +50,7 @@ CONFINED = {
 NO_POLARS = {"errors", "units", "when", "discover", "cli", "__init__"}
 
 each_module = pytest.mark.parametrize("module", MODULES)
+everywhere = pytest.mark.parametrize("module", TREES)
 
 
 def imports(tree):
@@ -99,11 +103,38 @@ def test_only_the_command_line_prints_and_exits(module):
 
 
 @each_module
+def test_analysis_does_not_know_the_runner(module):
+    of = {name for name in imports(TREES[module]) if name.startswith("copilot_insights.runner")}
+    assert not of or module == "cli"
+
+
+@pytest.mark.parametrize("module", RUNNER)
+def test_the_runner_shares_with_analysis_only_errors_and_the_schema(module):
+    assert ours(TREES[module]) <= {"errors", "schema"}
+    tops = {name.partition(".")[0] for name in imports(TREES[module])}
+    assert not tops & {"polars", "plotly", "opentelemetry", "sqlite3"}
+    assert "openai" not in tops or module == "runner.model"
+
+
+def test_the_runner_has_no_circles():
+    """Modules that import only what is gone already go, until none is left."""
+    left = {
+        name: {other for other in RUNNER for full in imports(TREES[name])
+               if f"{full}.".startswith(f"copilot_insights.{other}.") and other != name}
+        for name in RUNNER
+    }  # fmt: skip
+    assert any(left.values())
+    while free := {name for name, needs in left.items() if not needs & set(left)}:
+        left = {name: needs for name, needs in left.items() if name not in free}
+    assert not left
+
+
+@everywhere
 def test_no_module_is_long(module):
-    assert len(MODULES[module].read_text(encoding="utf-8").splitlines()) <= 550
+    assert len((MODULES | RUNNER)[module].read_text(encoding="utf-8").splitlines()) <= 550
 
 
-@each_module
+@everywhere
 def test_everything_public_says_what_it_is(module):
     silent = [] if ast.get_docstring(TREES[module]) else [module]
     for node in TREES[module].body:
@@ -115,7 +146,7 @@ def test_everything_public_says_what_it_is(module):
     assert not set(silent) - decorated
 
 
-@each_module
+@everywhere
 def test_a_private_name_is_used_in_its_own_module_only(module):
     names = (name for name in imports(TREES[module]) if name.startswith("copilot_insights"))
     assert not [name for name in names if name.rpartition(".")[2][0] == "_" and "__" not in name]

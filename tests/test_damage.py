@@ -548,6 +548,17 @@ def test_a_message_before_any_turn_is_a_call(log):
     assert rows(tables.llm_calls, "evidence", "status") == [("message", "ok"), ("turn", "ok")]
 
 
+@pytest.mark.parametrize("torn", [0, 1, 2])
+def test_usage_of_a_call_whose_turn_start_is_torn(log, torn):
+    turns = [a_turn(2 + 2 * n, str(n)) for n in range(3)]
+    for n, turn in enumerate(turns):
+        turn.insert(1, record(2.9 + 2 * n, inputTokens=100 * (n + 1), duration=900))
+    turns[torn][0] = b"{torn\n"
+    tables = log(started(), user(1), *turns[0], *turns[1], *turns[2])
+    assert rows(tables.llm_calls, "input_tokens", "llm_ms") == [(100, 900), (200, 900), (300, 900)]
+    assert one(tables.sessions)["input_tokens"] == tables.bookings["input_tokens"].sum() == 600
+
+
 def test_a_turn_whose_message_is_lost_was_answered_if_its_tools_ran(log):
     tables = log(
         started(),

@@ -333,7 +333,8 @@ def test_real_logs_stand_any_damage(path, harm, where, noise):
 # --- bytes ------------------------------------------------------------------------------------
 
 PIECES = rb"""{"type":" abort" session.shutdown" tool.execution_start" ,"data":{
-"modelMetrics":{"m": "usage": "inputTokens": 1e999 -1 NaN null [ ] { } }} , : " \ \ud83d \u0000 "id":"1" "timestamp":7"""
+"modelMetrics":{"m": "usage": "inputTokens": 1e999 -1 NaN null [ ] { } }} , : " \ \ud83d \u0000
+"id":"1" "timestamp":7"""
 RAW = (b"\0", b"\xff", b"\xef\xbb\xbf", b"\n", b"\r\n", b" ")
 json_like = st.lists(st.sampled_from([*PIECES.split(), *RAW]), max_size=40).map(b"".join)
 

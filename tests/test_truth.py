@@ -1,7 +1,8 @@
 """The numbers against what really happened.
 
-Every run under data/real_logs was made by the real CLI: `truth.json` has the model calls
-counted at the model's own HTTP server, `otel.jsonl` what the CLI itself exported. Set
+Every run under data was made by the real CLI: `truth.json` has the model calls counted at
+the model's own HTTP server, `otel.jsonl` what the CLI itself exported; more_logs has runs
+that go wrong (kills, upgrades within a session, steering, agents in agents). Set
 MORE_REAL_LOGS to a folder of the same shape to try other versions and scenarios.
 """
 
@@ -15,7 +16,7 @@ import pytest
 from copilot_insights import load
 from copilot_insights.schema import PARTS
 
-ROOTS = [Path(__file__).parent / "data" / "real_logs"]
+ROOTS = [Path(__file__).parent / "data" / name for name in ("real_logs", "more_logs")]
 if more := os.environ.get("MORE_REAL_LOGS"):
     ROOTS.append(Path(more))
 RUNS = sorted(path.parent for root in ROOTS for path in root.glob("*/*/events.jsonl"))
