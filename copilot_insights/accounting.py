@@ -212,7 +212,22 @@ def bookings(events: Events, calls: pl.LazyFrame, stated: pl.LazyFrame) -> pl.La
     """
     answered = calls.filter((pl.col("evidence") != "compaction") & (pl.col("status") == "ok"))
     known = pl.col("input_tokens").is_not_null()
-    whole = collect(answered.group_by("session").agg(whole=known.all()))
+    # a total of more calls than the log has (lines were lost) knows more than their sum; not
+    # so in a fork, whose totals are also about the calls that it shares with its original
+    lost = (
+        without_total(answered, stated)
+        .filter(pl.col("covered") & ~pl.col("shares"))
+        .group_by("session")
+        .agg(found=pl.len())
+        .join(stated.group_by("session").agg(pl.col("requests").sum()), on="session")
+        .filter(pl.col("requests") > pl.col("found"))
+    )
+    whole = collect(
+        answered.group_by("session")
+        .agg(whole=known.all())
+        .join(lost.select("session", lost=pl.lit(value=True)), on="session", how="left")
+        .with_columns(pl.col("whole") & pl.col("lost").is_null())
+    )
     place = ["session", "session_id", "agent_id", "model"]
     at = pl.coalesce("started_at", "replied_at")
     by_call = (

@@ -42,6 +42,7 @@ TABLE_NAMES: Final = (
 )  # fmt: skip
 _FORMATS: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".txt": "table"}
 _Option = typer.Option
+STDIN: Final = "-"
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,7 @@ def _report_command(name: str, text: str) -> None:
         from copilot_insights.reports import NAMED  # noqa: PLC0415
 
         tables, chosen, tz = _load(options)
-        lines = int(tables.sessions["rejected_lines"].sum())
-        if lines and not tables.sessions["events"].sum():
-            raise InsightsError(f"none of {lines} lines is an event", "Is that a session log?")
+        _some_event(tables, options)
         _put(NAMED[name](tables, chosen, tz), options, tz)
         _not_empty(tables)
 
@@ -171,11 +170,13 @@ def show(
     """One session as a tree, with times."""
     from copilot_insights.tree import show as tree  # noqa: PLC0415
 
-    if which and Path(which).exists():
+    if which and (which == STDIN or "/" in which or Path(which).exists()):
         options = replace(options, paths=[which, *(options.paths or [])])
         which = None
     tables, _, tz = _load(options)
-    _not_empty(tables)
+    _some_event(tables, options)
+    if not tables.sessions.height:
+        raise typer.Exit(1)
     session_id = _session(tables, which) if which else _newest(tables)
     _put([tree(tables, session_id, tz, content=content)], options, tz)
 
@@ -234,20 +235,32 @@ def _load(options: Options, *, events: bool = False) -> "tuple[Tables, Filter, s
     chosen = Filter(
         since=when.parse(options.since, tz),
         until=when.parse(options.until, tz, end=True),
-        session=options.session,
-        repo=options.repo,
-        branch=options.branch,
-        model=options.model,
-        agent=options.agent,
+        session=options.session or None,
+        repo=options.repo or None,
+        branch=options.branch or None,
+        model=options.model or None,
+        agent=options.agent or None,
     )
     with _Progress() as progress:
         tables = load(options.paths or (), events=events, progress=progress)
     for problem in tables.problems:
         _note(problem)
     picked = select(tables, chosen)
-    if not picked.sessions.height and chosen != Filter():
+    if not tables.sessions.height:
+        _note(f"no event in {', '.join(options.paths or ['any log'])}")
+    elif not picked.sessions.height and chosen != Filter():
         _note(f"nothing of {tables.sessions.height} sessions matches {_told(options)}")
     return picked, chosen, tz
+
+
+def _some_event(tables: "Tables", options: Options) -> None:
+    """Raises InsightsError where what was read is no session log at all."""
+    if tables.sessions.height and not tables.sessions["events"].sum():
+        where = ", ".join(options.paths or ["any log"])
+        lines = int(tables.sessions["rejected_lines"].sum())
+        raise InsightsError(
+            f"no event in {where}: none of {lines} lines is one", "Is that a session log?"
+        )
 
 
 def _told(options: Options) -> str:
@@ -291,11 +304,11 @@ def _put(sections: "list[Section]", options: Options, tz: str) -> None:
         width, color = _terminal()
         _write(sys.stdout, render(sections, form, tz=tz, width=width, color=color))
         return
+    text = "".join(render(sections, form, tz=tz, width=120))  # before the file is touched
     try:
-        with options.output.open(
-            "w" if options.force else "x", encoding="utf-8", newline=""
-        ) as file:
-            _write(file, render(sections, form, tz=tz, width=120))
+        mode = "w" if options.force else "x"
+        with options.output.open(mode, encoding="utf-8", newline="") as file:
+            file.write(text)
     except FileExistsError:
         raise InsightsError(f"{options.output} exists", "Use --force to overwrite it.") from None
     except OSError as error:

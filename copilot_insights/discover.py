@@ -168,7 +168,7 @@ def _is_log(path: Path) -> bool:
     try:
         event = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError):
-        return line[:9] == b'{"type":"'
+        return line.replace(b" ", b"")[:9] == b'{"type":"'
     return isinstance(event, dict) and {"type", "data", "id"} <= set(event)
 
 

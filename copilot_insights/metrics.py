@@ -125,6 +125,9 @@ def overview(tables: Tables) -> pl.DataFrame:
     """One row of totals: counts, amounts and times of all that is looked at."""
     calls, tools, loops = tables.llm_calls, tables.tool_calls, tables.interactions
     root = loops.filter(pl.col("agent_id") == MAIN)
+    # a turn that never got to its call is only in the sessions' own numbers
+    whole, turns = tables.sessions, calls.filter(pl.col("evidence") == "turn")
+    part = calls.height < whole["llm_calls"].sum()
     counts = {
         "sessions": tables.sessions.height,
         "started_at": tables.sessions["started_at"].min(),
@@ -133,10 +136,10 @@ def overview(tables: Tables) -> pl.DataFrame:
         "nudges": root.filter(pl.col("kind") == "autopilot").height,
         "llm_calls": calls.height,
         "failed_llm_calls": calls.filter(pl.col("status") == "error").height,
-        "turns_started": calls.filter(pl.col("evidence") == "turn").height,
-        "turns_completed": calls.filter(
-            (pl.col("evidence") == "turn") & pl.col("ended_at").is_not_null()
-        ).height,
+        "turns_started": turns.height if part else whole["turns_started"].sum(),
+        "turns_completed": turns.filter(pl.col("ended_at").is_not_null()).height
+        if part
+        else whole["turns_completed"].sum(),
         "unlogged_turns": calls.filter(pl.col("evidence").is_in(["message", "error"])).height,
         "compactions": calls.filter(~_CALL).height,
         "tool_calls": tools.height,

@@ -6,7 +6,7 @@ import polars as pl
 
 from copilot_insights.reader import Events
 from copilot_insights.schema import AMOUNTS, TOKENS
-from copilot_insights.spans import MESSAGE, STARTED, elapsed, spans, total
+from copilot_insights.spans import MESSAGE, RECORD, STARTED, elapsed, spans, total
 
 _CALL: Final = ["session", "turn"]
 
@@ -28,6 +28,7 @@ def llm_calls(events: Events, turns: pl.LazyFrame, store: pl.LazyFrame) -> pl.La
         "agent_id",
         "interaction",
         "process",
+        "shares",
         "turn_id",
         "interaction_id",
         "model",
@@ -37,7 +38,7 @@ def llm_calls(events: Events, turns: pl.LazyFrame, store: pl.LazyFrame) -> pl.La
     )
     messages = events.of(MESSAGE)
     alone = (
-        events.of(MESSAGE, "session.error")
+        events.of(MESSAGE, "session.error", RECORD)
         .filter("is_turn")
         .select(
             "row",
@@ -48,29 +49,31 @@ def llm_calls(events: Events, turns: pl.LazyFrame, store: pl.LazyFrame) -> pl.La
             "agent_id",
             "interaction",
             "process",
+            "shares",
             "turn_id",
             "interaction_id",
             "model",
             started_at="previous_at",
             ended_at="at",
-            evidence=pl.when(pl.col("type") == MESSAGE)
-            .then(pl.lit("message"))
-            .otherwise(pl.lit("error")),
+            evidence=pl.when(pl.col("type") == "session.error")
+            .then(pl.lit("error"))
+            .otherwise(pl.lit("message")),
         )
     )
     # what is written behind a turn's end is no reply: 1.0.102 opens a woken run like this
     ends = turns.select(*_CALL, "row_end").filter(pl.col("row_end").is_not_null())
-    replies = messages.join(ends, on=_CALL, how="left", maintain_order="left").filter(
-        pl.col("row_end").is_null() | (pl.col("row") < pl.col("row_end"))
-    )
-    replies = replies.group_by(_CALL).agg(
-        pl.col("at", "row").first().name.prefix("reply_"),
-        pl.col("api_call_id", "model").drop_nulls().first().name.prefix("reply_"),
-        total("tool_requests").alias("tool_requests"),
-        total("output_tokens").alias("message_tokens"),
+    replies = (
+        _within(messages, ends)
+        .group_by(_CALL)
+        .agg(
+            pl.col("at", "row").first().name.prefix("reply_"),
+            pl.col("api_call_id", "model").drop_nulls().first().name.prefix("reply_"),
+            total("tool_requests").alias("tool_requests"),
+            total("output_tokens").alias("message_tokens"),
+        )
     )
     records = (
-        _records(events)
+        _records(events, ends)
         .group_by(_CALL)
         .agg(
             *(total(name).alias(name) for name in AMOUNTS),
@@ -142,6 +145,13 @@ def llm_calls(events: Events, turns: pl.LazyFrame, store: pl.LazyFrame) -> pl.La
     return _with_model(calls, events).sort("row")
 
 
+def _within(events: pl.LazyFrame, ends: pl.LazyFrame) -> pl.LazyFrame:
+    """Without what stands behind the end of its turn."""
+    return events.join(ends, on=_CALL, how="left", maintain_order="left").filter(
+        pl.col("row_end").is_null() | (pl.col("row") < pl.col("row_end"))
+    )
+
+
 def _sent(calls: pl.LazyFrame, compactions: pl.LazyFrame) -> pl.LazyFrame:
     """All but the turn that waited for an unfinished compaction: it never got to its call.
 
@@ -159,7 +169,7 @@ def _sent(calls: pl.LazyFrame, compactions: pl.LazyFrame) -> pl.LazyFrame:
     )
 
 
-def _records(events: Events) -> pl.LazyFrame:
+def _records(events: Events, ends: pl.LazyFrame) -> pl.LazyFrame:
     """Usage of single calls, with the turn of the message that it is about; a stream repeats
     a stored record as `assistant.usage`, behind everything else.
     """
@@ -168,11 +178,10 @@ def _records(events: Events) -> pl.LazyFrame:
     again = pl.col("api_call_id").is_not_null() & ~pl.struct(call).is_first_distinct()
     replies = events.of(MESSAGE).filter(pl.col("api_call_id").is_not_null())
     replies = replies.select(*call, turn_of="turn").unique(call, keep="first")
-    return (
-        records.filter(~again)
-        .join(replies, on=call, how="left", maintain_order="left")
-        .with_columns(turn=pl.coalesce("turn_of", "turn"))
-    )
+    records = records.filter(~again).join(replies, on=call, how="left", maintain_order="left")
+    known = records.filter(pl.col("turn_of").is_not_null()).with_columns(turn="turn_of")
+    rest = _within(records.filter(pl.col("turn_of").is_null()), ends)
+    return pl.concat([known, rest.select(known.collect_schema().names())]).sort("row")
 
 
 def _with_store(calls: pl.LazyFrame, store: pl.LazyFrame) -> pl.LazyFrame:

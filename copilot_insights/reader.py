@@ -23,8 +23,9 @@ class Events:
 
     `base` has every event in file order: row, session_id, seq, line, event_id, parent_id,
     type, at, agent_id, bad_fields, process (0-based: which run of the CLI), passing (an
-    ephemeral turn of a stream), and two integers that are equal for the events of one
-    `session` and of one `agent` of one session.
+    ephemeral turn of a stream), shares (its log repeats events of another), and two
+    integers that are equal for the events of one `session` and of one `agent` of one
+    session.
     """
 
     def __init__(self, base: pl.DataFrame, payloads: dict[str, pl.DataFrame]) -> None:
@@ -127,7 +128,7 @@ def read(files: Sequence[LogFile]) -> Read:
         for line in log.rejected
     ]
     return Read(
-        Events(_place(base, payloads, ids), payloads),
+        Events(_place(base, payloads, ids, logs), payloads),
         _files(logs, ids),
         pl.DataFrame(rejected, schema=_REJECTED, orient="row"),
         problems,
@@ -253,11 +254,14 @@ def _session_ids(logs: list[_Log]) -> list[str]:
     return ids
 
 
-def _place(base: pl.DataFrame, payloads: dict[str, pl.DataFrame], ids: list[str]) -> pl.DataFrame:
+def _place(
+    base: pl.DataFrame, payloads: dict[str, pl.DataFrame], ids: list[str], logs: list[_Log]
+) -> pl.DataFrame:
     """Says of each event which session, agent and process it is of."""
     names = list(dict.fromkeys(ids))
     codes = {name: code for code, name in enumerate(names)}
     session = pl.Series([codes[i] for i in ids], dtype=pl.UInt32).gather(base["log"])
+    shares = pl.Series([log.duplicates > 0 for log in logs], dtype=pl.Boolean)
     # a log may say "main" where it usually says nothing
     own = pl.when(~pl.col("agent_id").is_in(["", MAIN])).then("agent_id")
     # before 1.0.44 a sub-agent's events say only which tool call it runs in
@@ -269,7 +273,7 @@ def _place(base: pl.DataFrame, payloads: dict[str, pl.DataFrame], ids: list[str]
     ]
     empty = pl.DataFrame(schema={"row": pl.UInt32, "child": pl.String})
     children = pl.concat([empty, *child]).drop_nulls()
-    base = base.with_columns(agent_id=own, session=session)
+    base = base.with_columns(agent_id=own, session=session, shares=shares.gather(base["log"]))
     base = base.join(children, on="row", how="left", maintain_order="left")
     base = base.with_columns(agent_id=pl.coalesce("agent_id", "child"))
     agent = pl.col("agent_id").cast(pl.Categorical).to_physical().cast(pl.UInt64)

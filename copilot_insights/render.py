@@ -21,7 +21,8 @@ FORMATS: Final = ("table", "json", "csv", "markdown")
 
 # C0, C1, line and paragraph separators, and what reorders or hides text
 _HOSTILE: Final = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
+    "\ud800-\udfff\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]"
 )
 
 
@@ -68,7 +69,8 @@ def _rows(frame: pl.DataFrame) -> Iterator[str]:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04x}"
+    code = found[0].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{code[i : i + 4]}" for i in range(0, len(code), 4))
 
 
 def _plain(value: object) -> str:

@@ -65,7 +65,7 @@ _AMOUNTS: Final = (
 _PARTS: Final = {
     "llm": "model",
     "tool": "tools",
-    "permission": "permissions",
+    "permission": "your answers",
     "hook": "hooks",
     "other": "other",
 }
@@ -444,7 +444,7 @@ def check(tables: Tables) -> Section:
         Column("id", "session"),
         Column("what", "what"),
         Column("detail", "where"),
-        Column("log", "log", "text", 2),
+        Column("log", "log", "text", 6),
         Column("at", "time", "time", 5),
     )
     problems = units.plural(found.filter(pl.col("kind").is_in(PROBLEMS)).height, "problem")

@@ -16,6 +16,7 @@ TURN_START: Final = "assistant.turn_start"
 TURN_END: Final = "assistant.turn_end"
 MESSAGE: Final = "assistant.message"
 USER: Final = "user.message"
+RECORD: Final = "session.usage_record"
 STARTED: Final = "subagent.started"
 
 LOOP: Final = (
@@ -76,19 +77,28 @@ def number(events: Events) -> Events:
     kind = pl.when(~pl.col("passing")).then("type")
     loop = kind.is_in(LOOP)
     given = (pl.col("users") == 1) & (pl.col("loops") > 0) & (pl.col("deeds") == 0)
+    within = pl.when(kind.is_in([TURN_START, TURN_END])).then(kind == TURN_START)
+    depth = (kind == TURN_START).cast(pl.Int64) - (kind == TURN_END).cast(pl.Int64)
+    said = pl.when(kind.is_in([RECORD, MESSAGE])).then(kind == RECORD)
+    instead = (kind.is_in([MESSAGE, "session.error"]) & ~pl.col("turns")) | (kind == RECORD)
     numbered = (
         events.base.lazy()
         .join(_steering(events), on="row", how="left", maintain_order="left")
         .with_columns(
             loop=loop,
             turns=(kind == TURN_START).cum_max().over("agent"),
+            # the second: two processes on one session have turns open side by side
+            within=within.forward_fill().fill_null(value=False).over("agent")
+            | (depth.cum_sum().over("agent") > 0),
+            recorded=said.forward_fill().shift(1).fill_null(value=False).over("agent"),
             users=(kind == USER).cum_sum().over("agent"),
             loops=loop.cum_sum().over("agent"),
             deeds=(loop & (kind != STARTED)).cum_sum().over("agent"),
         )
         .with_columns(
+            # a record of usage is the first trace of a call whose turn_start was lost
             is_turn=(kind == TURN_START)
-            | (kind.is_in([MESSAGE, "session.error"]) & ~pl.col("turns")),
+            | (instead & ~pl.col("within") & ~((kind == MESSAGE) & pl.col("recorded"))),
             begins=((kind == USER) & ~given)
             | (pl.col("loop") & (pl.col("users") == 0) & (pl.col("loops") == 1)),
         )
@@ -111,7 +121,7 @@ def number(events: Events) -> Events:
                 .over("agent"),
             ),
         )
-        .drop("turns", "users", "loops", "deeds", "steers")
+        .drop("turns", "within", "recorded", "users", "loops", "deeds", "steers")
         .collect(engine="in-memory")
     )
     return events.with_base(numbered)

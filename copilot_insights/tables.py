@@ -331,7 +331,7 @@ def _incidents(
         rows("retry", events.of("assistant.turn_retry"), words("turn", col("turn_id"))),
         rows(
             "open_turn",
-            calls.filter((col("evidence") == "turn") & col("row_end").is_null()),
+            turns.filter(col("row").is_not_null() & col("row_end").is_null()),
             words("turn", col("turn"), "of", col("agent_id")),
         ),
         rows(

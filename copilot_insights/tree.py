@@ -30,11 +30,12 @@ class Row(NamedTuple):
     output_tokens: int | None = None
 
 
+_AT: Final = pl.Datetime("ms", "UTC")
 _SCHEMA: Final[dict[str, Any]] = {
     "depth": pl.Int64,
     "kind": pl.String,
     "name": pl.String,
-    "started_at": pl.Datetime("ms", "UTC"),
+    "started_at": _AT,
     "duration_ms": pl.Int64,
     "status": pl.String,
     "detail": pl.String,
@@ -56,7 +57,7 @@ def show(tables: Tables, session_id: str, tz: str, *, content: bool = False) -> 
     start = session["started_at"]
     shown = frame.with_columns(
         what=pl.Series([_line(row) for row in rows], dtype=pl.String),
-        after=(pl.col("started_at") - pl.lit(start)).dt.total_milliseconds(),
+        after=(pl.col("started_at") - pl.lit(start, _AT)).dt.total_milliseconds(),
         state=pl.when(~pl.col("status").is_in(["ok", "answered"])).then("status"),
     )
     columns = [
@@ -96,22 +97,35 @@ class _Walk:
         self._tools = _grouped(tables.tool_calls.filter(of), "agent_id", "turn")
         self._agents = _grouped(tables.subagents.filter(of), "tool_call_id")
         trouble = pl.col("kind").is_in(["error", "abort"])
-        self._troubles = tables.incidents.filter(of & trouble)
+        troubles = tables.incidents.filter(of & trouble).unique(
+            maintain_order=True, subset=["at", "kind", "detail"]
+        )
+        self._troubles = troubles.to_dicts()
 
     def rows(self) -> Iterator[Row]:
         """The root agent's loops with all that is in them, then what hangs nowhere."""
         yield from self._agent(MAIN, 0)
+        yield from self._trouble(None)
         while self._agents:  # the `task` call is not in the log
             for agent in self._agents.pop(next(iter(self._agents))):
                 yield from self._subagent(agent, 0)
         for key in list(self._tools):  # no turn is known of them
             for tool in self._tools.pop(key):
                 yield self._tool(tool, 0)
-        for trouble in self._troubles.iter_rows(named=True):
+
+    def _trouble(self, until: datetime | None) -> Iterator[Row]:
+        """Errors and aborts before the next interaction, or all that are left."""
+        while self._troubles:
+            trouble = self._troubles[0]
+            if until and (trouble["at"] or until) >= until:
+                break
+            self._troubles.pop(0)
             yield Row(0, trouble["kind"], None, trouble["at"], None, "", trouble["detail"])
 
     def _agent(self, agent: str, depth: int) -> Iterator[Row]:
         for loop in self._loops.pop((agent,), []):
+            if agent == MAIN:
+                yield from self._trouble(loop["started_at"])
             kind = {"autopilot": "nudge", "subagent": "prompt"}.get(loop["kind"], loop["kind"])
             yield Row(
                 depth,
@@ -183,7 +197,7 @@ def _between(start: datetime | None, end: datetime | None) -> int | None:
 _PARTS: Final = {
     "model": "llm_ms",
     "tools": "tool_ms",
-    "permissions": "permission_ms",
+    "your answers": "permission_ms",
     "hooks": "hook_ms",
 }
 

@@ -1,7 +1,7 @@
 """What people write for a time, and the time zone of this machine."""
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -24,6 +24,14 @@ def zone(name: str | None) -> str:
         ) from None
 
 
+def _is_day(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
 def parse(text: str | None, tz: str, *, end: bool = False) -> datetime | None:
     """An instant in UTC: a date, a time, `today`, `yesterday`, or how long ago (7d).
 
@@ -40,8 +48,9 @@ def parse(text: str | None, tz: str, *, end: bool = False) -> datetime | None:
         return (now - timedelta(**{_UNITS[found[2]]: int(found[1])})).astimezone(UTC)
     days = {"today": midnight, "yesterday": midnight - timedelta(days=1)}
     try:
+        whole = text in days or _is_day(text)
         time = days.get(text) or datetime.fromisoformat(text)
-        if text in days or len(text) == len("2026-12-01"):
+        if whole:
             # on the wall clock: a day with a change of clocks is not 24 hours long
             time += timedelta(days=1) if end else timedelta(0)
         return (time if time.tzinfo else time.replace(tzinfo=ZoneInfo(tz))).astimezone(UTC)

@@ -45,7 +45,9 @@ def test_the_readme_shows_what_is_printed(arguments, shown):
 def test_the_python_example_runs():
     code = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     assert code is not None
-    done = subprocess.run([sys.executable, "-c", code[1]], capture_output=True, cwd=ROOT, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code[1]], capture_output=True, cwd=ROOT, check=True
+    )
     assert b"bash" in done.stdout
 
 
