@@ -1,7 +1,7 @@
 """Event structs → columns. Content is not kept: what a column needs of it is measured here."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, cast
@@ -12,9 +12,12 @@ import polars as pl
 from copilot_insights.schema import AT, EVENT_COLUMNS, EVENTS, FIELDS, RENAMED, Event, Other
 
 
-def columns(events: list[Event], first_row: int) -> tuple[pl.DataFrame, dict[str, pl.DataFrame]]:
-    """What every event has (row, event_id, parent_id, type, at, agent_id, passing), and for
-    each event type a frame of its payload's columns. `row` counts from `first_row`.
+def columns(
+    events: list[Event], first_row: int, *, full: bool
+) -> tuple[pl.DataFrame, dict[str, pl.DataFrame]]:
+    """What every event has (row, key, type, at, agent_id, passing), and for each event type a
+    frame of its payload's columns. `row` counts from `first_row`; `key` is a hash of the
+    event's id, 64 bits, null without one. In full also event_id and parent_id.
     """
     groups: defaultdict[type[Event], tuple[list[int], list[Event]]] = defaultdict(lambda: ([], []))
     for row, event in enumerate(events, first_row):
@@ -34,16 +37,19 @@ def columns(events: list[Event], first_row: int) -> tuple[pl.DataFrame, dict[str
         if kind in _PLANS:
             frame = payload(kind, rows, members)
             parts[_NAME[kind]].append(frame.filter(~gone) if passing else frame)
+    ids = pl.Series([e.id or None for e in events], dtype=pl.String)
     base = pl.DataFrame(
         {
             "row": pl.int_range(first_row, first_row + len(events), dtype=pl.UInt32, eager=True),
-            "event_id": pl.Series([e.id or None for e in events], dtype=pl.String),
-            "parent_id": pl.Series([e.parent_id for e in events], dtype=pl.String),
+            "key": ids.hash().set(ids.is_null(), None),
             "type": _types(events),
             "at": _times(pl.Series([e.timestamp for e in events], dtype=pl.String)),
             "agent_id": pl.Series([e.agent_id for e in events], dtype=pl.String),
         }
     )
+    if full:
+        parents = pl.Series([e.parent_id for e in events], dtype=pl.String)
+        base = base.with_columns(event_id=ids, parent_id=parents)
     base = base.with_columns(passing=gone if passing else pl.lit(value=False))
     return base, {name: pl.concat(frames) for name, frames in parts.items()}
 
@@ -90,9 +96,26 @@ def payload(kind: type[Event], rows: list[int], events: list[Event]) -> pl.DataF
 
 
 def _series(name: str, values: Iterable[Any]) -> pl.Series:
-    return pl.Series(
-        name, values if isinstance(values, tuple) else list(values), EVENT_COLUMNS[name]
+    dtype = EVENT_COLUMNS[name]
+    items = values if isinstance(values, tuple) else list(values)
+    if isinstance(dtype, pl.List):
+        return _nested(items, dtype.inner).alias(name)
+    return pl.Series(name, items, dtype)
+
+
+def _nested(lists: Sequence[list[Any] | None], inner: Any) -> pl.Series:  # noqa: ANN401
+    """A series of lists, out of one flat series: list by list it takes ten times as long."""
+    rows = [row for row, items in enumerate(lists) for _ in items or ()]
+    flat = pl.Series("items", [item for items in lists for item in items or ()], inner)
+    grouped = pl.DataFrame([pl.Series("row", rows, pl.Int64), flat]).group_by("row").agg("items")
+    known = [row for row, items in enumerate(lists) if items is not None]
+    empty = pl.lit([], dtype=pl.List(inner))
+    filled = pl.DataFrame({"row": pl.Series(known, dtype=pl.Int64)}).join(
+        grouped, on="row", how="left"
     )
+    filled = filled.with_columns(pl.col("items").fill_null(empty))
+    every = pl.DataFrame({"row": pl.int_range(len(lists), eager=True)})
+    return every.join(filled, on="row", how="left", maintain_order="left")["items"]
 
 
 _TURNS: Final = (EVENTS["assistant.turn_start"], EVENTS["assistant.turn_end"])

@@ -25,7 +25,8 @@ from copilot_insights.errors import InsightsError
 from copilot_insights.reader import read
 from copilot_insights.tables import Tables, build, join
 
-_BATCH: Final = 32 * 2**20
+# so many bytes of logs at a time: more would save little time and take more memory
+_BATCH: Final = 24 * 2**20
 _WORTH_A_PROCESS: Final = 48 * 2**20
 
 Progress = Callable[[float], None]
@@ -33,11 +34,14 @@ Progress = Callable[[float], None]
 
 
 class _Part(NamedTuple):
-    """Some logs' tables; their files table; and a hash of each event's id by session."""
+    """Some logs' tables; their files table; the key of each event and the number of its
+    session in `names`.
+    """
 
     tables: Tables
     files: pl.DataFrame
-    ids: pl.DataFrame
+    keys: pl.DataFrame
+    names: list[str]
 
 
 def load(
@@ -125,23 +129,26 @@ def _load(
 
 
 def _part(files: Sequence[LogFile], *, events: bool) -> _Part:
-    got = read(files)
+    got = read(files, full=events)
     tables = build(got, store_beside(file.path for file in files), with_events=events)
-    ids = got.events.base.select("session_id", event=pl.col("event_id").hash())
-    return _Part(tables, got.files, ids.filter(got.events.base["event_id"].is_not_null()))
+    base = got.events.base
+    names = base.unique("session", keep="first", maintain_order=True)["session_id"]
+    return _Part(tables, got.files, base.select("session", "key").drop_nulls(), names.to_list())
 
 
 def _settle_overlaps(parts: list[_Part], files: Sequence[LogFile], *, events: bool) -> list[_Part]:
     """Reads logs again, together, that share a session or events with another part."""
     if len(parts) == 1:
         return parts
-    ids = pl.concat([part.ids for part in parts])
+    twice = pl.concat([part.keys["key"] for part in parts]).is_duplicated()
     named = pl.concat([part.files.with_columns(part=pl.lit(n)) for n, part in enumerate(parts)])
     sessions = named.unique(["session_id", "part"])["session_id"]
-    mixed = {
-        *ids.filter(ids["event"].is_duplicated())["session_id"],
-        *sessions.filter(sessions.is_duplicated()),
-    }
+    mixed = set(sessions.filter(sessions.is_duplicated()))
+    first = 0
+    for part in parts if twice.any() else ():
+        codes = part.keys["session"].filter(twice.slice(first, part.keys.height))
+        mixed.update(part.names[code] for code in codes.unique())
+        first += part.keys.height
     if not mixed:
         return parts
     # which log a part's repeated events repeat is not kept: take all that repeat any

@@ -21,11 +21,11 @@ from copilot_insights.schema import EVENT_COLUMNS, EVENTS, FIELDS, MAIN, Event, 
 class Events:
     """Events of some logs, column-wise, a frame per type.
 
-    `base` has every event in file order: row, session_id, seq, line, event_id, parent_id,
-    type, at, agent_id, bad_fields, process (0-based: which run of the CLI), passing (an
+    `base` has every event in file order: row, key (see `columns`), session_id, seq, type, at,
+    agent_id, bad_fields, process (0-based: which run of the CLI), passing (an
     ephemeral turn of a stream), shares (its log repeats events of another), and two
     integers that are equal for the events of one `session` and of one `agent` of one
-    session.
+    session. Read in full, also line, event_id and parent_id.
     """
 
     def __init__(self, base: pl.DataFrame, payloads: dict[str, pl.DataFrame]) -> None:
@@ -105,9 +105,11 @@ class _Log(NamedTuple):
         return _LAYOUTS.index(self.file.layout), self.stated != self.file.name, self.started
 
 
-def read(files: Sequence[LogFile]) -> Read:
-    """Logs as one bundle of events. A log that can't be read is a problem, and no more."""
-    chunks = _Chunks()
+def read(files: Sequence[LogFile], *, full: bool = False) -> Read:
+    """Logs as one bundle of events; in full when the `events` table is wanted. A log that
+    can't be read is a problem, and no more.
+    """
+    chunks = _Chunks(full=full)
     logs, problems = list[_Log](), []
     for file in files:
         try:
@@ -151,7 +153,8 @@ class _Chunks:
     the memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, full: bool) -> None:
+        self._full = full
         self._pending: list[tuple[int, Decoded]] = []
         self._bases: list[pl.DataFrame] = []
         self._payloads: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
@@ -165,14 +168,15 @@ class _Chunks:
 
     def _flush(self) -> None:
         events = [event for _, d in self._pending for event in d.events]
-        base, payloads = columns(events, self._rows)
+        base, payloads = columns(events, self._rows, full=self._full)
         logs = [x for log, d in self._pending for x in repeat(log, len(d.events))]
-        lines = [line for _, d in self._pending for line in d.lines]
         base = base.with_columns(
             pl.Series("log", logs, pl.UInt32),
-            pl.Series("line", lines, pl.Int64),
             _bad_fields(base, [d for _, d in self._pending]),
         )
+        if self._full:
+            lines = [line for _, d in self._pending for line in d.lines]
+            base = base.with_columns(pl.Series("line", lines, pl.Int64))
         self._bases.append(base)
         for name, frame in payloads.items():
             self._payloads[name].append(frame)
@@ -202,7 +206,7 @@ def _bad_fields(base: pl.DataFrame, decoded: list[Decoded]) -> pl.Series:
 
 def _overlap(base: pl.DataFrame, logs: list[_Log]) -> bool:
     named = [log.stated or log.file.name for log in logs]
-    return len(set(named)) < len(named) or bool(base["event_id"].drop_nulls().is_duplicated().any())
+    return len(set(named)) < len(named) or bool(base["key"].drop_nulls().is_duplicated().any())
 
 
 def _drop_seen(
@@ -216,8 +220,8 @@ def _drop_seen(
         .sort("place", maintain_order=True)
         .with_columns(log="place")
     )
-    seen = pl.col("event_id").is_not_null() & ~pl.col("event_id").is_first_distinct()
-    base = base.with_columns(seen=seen, first=pl.col("log").first().over("event_id"))
+    seen = pl.col("key").is_not_null() & ~pl.col("key").is_first_distinct()
+    base = base.with_columns(seen=seen, first=pl.col("log").first().over("key"))
     again = base.filter("seen").group_by("log").agg(pl.len(), pl.col("first").first())
     counts = {log: (number, first) for log, number, first in again.iter_rows()}
     base = base.filter(~pl.col("seen")).drop("seen", "first", "place")

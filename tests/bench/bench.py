@@ -88,14 +88,14 @@ def corpus(megabytes: int) -> Path:
     return root
 
 
-def tree_rss(pid: int) -> int:
-    """Resident bytes of a process and its children, now (Linux)."""
+def tree_memory(pid: int) -> int:
+    """Resident bytes of a process and its children now, shared pages once (Linux PSS)."""
     total, todo = 0, [pid]
     while todo:
         one = todo.pop()
         try:
-            fields = Path(f"/proc/{one}/statm").read_text().split()
-            total += int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+            rollup = Path(f"/proc/{one}/smaps_rollup").read_text()
+            total += 1024 * int(rollup.split("Pss:")[1].split()[0])
             for task in Path(f"/proc/{one}/task").iterdir():
                 todo += map(int, (task / "children").read_text().split())
         except (OSError, IndexError):
@@ -109,7 +109,7 @@ def timed(command: list[str], *, memory: bool = False) -> tuple[float, int]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     peak = 0
     while memory and process.poll() is None:
-        peak = max(peak, tree_rss(process.pid))
+        peak = max(peak, tree_memory(process.pid))
         time.sleep(0.01)
     if process.wait():
         sys.exit(f"{command[0]} failed")
