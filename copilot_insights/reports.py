@@ -232,7 +232,13 @@ def models(tables: Tables) -> Section:
         Column("ttft_p50_ms", "first token", "ms", 6),
         *_AMOUNTS,
     )
-    return Section("models", "Models", metrics.models(tables), columns)
+    retries = tables.incidents.filter(pl.col("kind") == "retry").height
+    note = (
+        f"{units.plural(retries, 'retry', 'retries')}, their waiting is in no call."
+        if retries
+        else ""
+    )
+    return Section("models", "Models", metrics.models(tables), columns, note=note)
 
 
 def tools(tables: Tables, limit: int | None = None) -> Section:

@@ -78,8 +78,21 @@ def show(tables: Tables, session_id: str, tz: str, *, content: bool = False) -> 
         ("started", f"{units.moment(start, tz)} {tz}"),
         ("where", " ".join(place)),
         ("CLI", session["cli_version"] or units.NOTHING),
+        ("calls", _totals(session)),
     )
     return Section("show", "", frame, tuple(columns), shown, lines)
+
+
+def _totals(session: dict[str, Any]) -> str:
+    active = None if session["wall_ms"] is None else session["wall_ms"] - session["user_ms"]
+    words = (
+        f"{units.plural(session['llm_calls'], 'model call')}",
+        f"{units.plural(session['tool_calls'], 'tool call')}",
+        f"{units.count(session['input_tokens'])} tokens in",
+        f"{units.count(session['output_tokens'])} out",
+        f"{units.duration(active)} active",
+    )
+    return " · ".join(words)
 
 
 def _line(row: Row) -> str:

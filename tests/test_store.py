@@ -1,0 +1,57 @@
+"""The session store beside the logs: the CLI's own table, for logs without usage records."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from copilot_insights import load
+from copilot_insights.schema import TOKENS
+
+REAL = Path(__file__).parent / "data" / "real_logs" / "1.0.102"
+SCENARIOS = ["tools", "sub2", "compact", "resume", "killed", "denied"]
+
+
+def home(tmp_path, scenario, *, keep=lambda _line: True):
+    """A home of the CLI with one session of it."""
+    folder = tmp_path / "home" / "session-state" / scenario
+    folder.mkdir(parents=True)
+    lines = (REAL / scenario / "events.jsonl").read_bytes().split(b"\n")
+    (folder / "events.jsonl").write_bytes(b"\n".join(filter(keep, lines)))
+    shutil.copy(REAL / "session-store.db", tmp_path / "home")
+    return folder
+
+
+def without_records(line):
+    return b'"session.usage_record"' not in line and b'"session.shutdown"' not in line
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_the_store_says_what_the_usage_records_say(tmp_path, scenario):
+    whole = load([REAL / scenario])
+    stored = load([home(tmp_path, scenario, keep=without_records)])
+    assert stored.sessions["usage_source"].to_list() == ["store"]
+    for name in (*TOKENS, "premium_requests"):
+        assert stored.sessions[name].to_list() == whole.sessions[name].to_list()
+    columns = ["model", "llm_ms", "ttft_ms", "initiator", *TOKENS]
+    assert stored.llm_calls.select(columns).equals(whole.llm_calls.select(columns))
+
+
+def test_a_usage_record_goes_before_the_store(tmp_path):
+    tables = load([home(tmp_path, "tools")])
+    assert tables.sessions["usage_source"].to_list() == ["usage_record"]
+    assert set(tables.usage["source"]) == {"usage_record", "store", "shutdown"}
+
+
+@pytest.mark.parametrize("damage", [b"", b"no database at all", b"SQLite format 3\0" + bytes(99)])
+def test_a_store_that_cannot_be_read_is_none(tmp_path, damage):
+    log = home(tmp_path, "tools", keep=without_records)
+    (tmp_path / "home" / "session-store.db").write_bytes(damage)
+    assert load([log]).sessions["input_tokens"].to_list() == [None]
+
+
+def test_the_store_is_left_as_it_was(tmp_path):
+    log = home(tmp_path, "tools", keep=without_records)
+    before = sorted((p.name, p.read_bytes()) for p in log.parents[1].glob("session-store*"))
+    load([log])
+    assert sorted((p.name, p.read_bytes()) for p in log.parents[1].glob("session-store*")) == before
