@@ -6,15 +6,17 @@ their sessions and events, and read again together.
 """
 
 import gc
+import io
 import os
 import pickle
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Final, NamedTuple
 
 import polars as pl
@@ -75,7 +77,7 @@ def load_files(
     own, others = _shares(_side_by_side(files))
     with _collector_off():
         workers = [_Worker(share, events=events) for share in others]
-        parts = _load(own, events=events, progress=progress)
+        parts = list(_load(own, events=events, progress=progress))
         parts += [part for worker in workers for part in worker.result()]
         parts = _settle_overlaps(parts, files, events=events)
     return join([part.tables for part in parts])
@@ -119,13 +121,11 @@ def _batches(files: Sequence[LogFile]) -> Iterator[tuple[list[LogFile], float]]:
 
 def _load(
     files: Sequence[LogFile], *, events: bool, progress: Progress | None = None
-) -> list[_Part]:
-    parts = []
+) -> Iterator[_Part]:
     for batch, done in _batches(files):
-        parts.append(_part(batch, events=events))
+        yield _part(batch, events=events)
         if progress:
             progress(done)
-    return parts
 
 
 def _part(files: Sequence[LogFile], *, events: bool) -> _Part:
@@ -187,27 +187,33 @@ class _Worker:
             stdout=subprocess.PIPE,
             env={**os.environ, "POLARS_MAX_THREADS": "1"},  # a process has a core
         )
-        stdin = self._process.stdin
+        stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin  # noqa: S101 (for the type checker)
-        try:
+        assert stdout  # noqa: S101
+        with suppress(OSError):  # should it not start, result() does its work here
             stdin.write(pickle.dumps((files, events)))
             stdin.close()
-        except OSError:
-            pass  # it could not start: result() does its work here
+        self._said: list[bytes] = []
+        # read as it comes, or the pipe would be full and the process would wait
+        self._ear = Thread(target=lambda: self._said.append(stdout.read()), daemon=True)
+        self._ear.start()
 
-    def result(self) -> list[_Part]:
-        """Its part; should the process have died, its work is done here."""
+    def result(self) -> Iterator[_Part]:
+        """Its parts; should the process have died, its work is done here."""
+        self._ear.join()
         with self._process as process:
-            data = process.stdout.read() if process.stdout else b""
+            process.wait()
         if process.returncode:
-            return _load(self._files, events=self._events)
-        parts: list[_Part] = pickle.loads(data)  # noqa: S301 (from ourselves)
-        return parts
+            yield from _load(self._files, events=self._events)
+            return
+        with io.BytesIO(self._said.pop()) as data:
+            while data.tell() < len(data.getbuffer()):
+                yield pickle.load(data)  # noqa: S301 (from ourselves)
 
 
 def work() -> None:
     """What a further process does: logs from standard input, tables to standard output."""
     files, events = pickle.load(sys.stdin.buffer)  # noqa: S301 (from ourselves)
     with _collector_off():
-        parts = _load(files, events=events)
-        sys.stdout.buffer.write(pickle.dumps(parts, protocol=5))
+        for part in _load(files, events=events):
+            pickle.dump(part, sys.stdout.buffer, protocol=5)
