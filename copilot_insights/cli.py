@@ -129,7 +129,7 @@ def _report_command(name: str, text: str) -> None:
 
         tables, chosen, tz = _load(options)
         _some_event(tables, options)
-        _put(NAMED[name](tables, chosen, tz), options, tz)
+        _put(NAMED[name](tables, chosen, tz), options, tz, found=tables.sessions.height > 0)
         _not_empty(tables)
 
     command.__doc__ = text
@@ -152,7 +152,7 @@ def table(
     if name not in TABLE_NAMES:
         raise InsightsError(f"no table {name}", f"Tables: {', '.join(TABLE_NAMES)}.", exit_code=2)
     tables, _, tz = _load(options, events=name == "events")
-    _put([reports.table(tables, name)], options, tz)
+    _put([reports.table(tables, name)], options, tz, found=tables.sessions.height > 0)
     _not_empty(tables)
 
 
@@ -192,7 +192,7 @@ def check(options: Options) -> None:
     from copilot_insights.reports import NAMED, PROBLEMS  # noqa: PLC0415
 
     tables, chosen, tz = _load(options)
-    _put(NAMED["check"](tables, chosen, tz), options, tz)
+    _put(NAMED["check"](tables, chosen, tz), options, tz, found=tables.sessions.height > 0)
     _not_empty(tables)
     if tables.problems or tables.incidents["kind"].is_in(PROBLEMS).any():
         raise typer.Exit(3)
@@ -293,13 +293,17 @@ def _form(options: Options) -> str:
     return "table"
 
 
-def _put(sections: "list[Section]", options: Options, tz: str) -> None:
-    """Prints the sections, or writes them where --output says."""
+def _put(sections: "list[Section]", options: Options, tz: str, *, found: bool = True) -> None:
+    """Prints the sections, or writes them where --output says. Where nothing was found,
+    programs get their empty answer and people only the note.
+    """
     from copilot_insights.render import render  # noqa: PLC0415
 
     if options.limit is not None:
         sections = [replace(s, limit=options.limit or None) for s in sections]
     form = _form(options)
+    if not found and form in {"table", "markdown"}:
+        return
     if options.output is None:
         width, color = _terminal()
         _write(sys.stdout, render(sections, form, tz=tz, width=width, color=color))

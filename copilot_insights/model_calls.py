@@ -14,8 +14,9 @@ _CALL: Final = ["session", "turn"]
 def llm_calls(events: Events, turns: pl.LazyFrame, store: pl.LazyFrame) -> pl.LazyFrame:
     """A row per model call that the log gives evidence of.
 
-    Evidence is a `turn_start`, else a message of an agent that never wrote one, and each
-    compaction. Latency is start → reply, never start → `turn_end`: tools run within a turn.
+    Evidence is a `turn_start`, else the message, usage record or error of an agent that has
+    written none (see `spans.number`), and each compaction. Latency is start → reply, never
+    start → `turn_end`: tools run within a turn.
     Extra columns: row, row_end (of the turn), seq, session, agent, process.
     """
     turns = turns.filter(pl.col("row").is_not_null()).select(
