@@ -179,6 +179,7 @@ def _row(cells: list[str]) -> str:
 _BAR: Final = 20
 _GAP: Final = 2
 _NARROW: Final = 12
+_WIDE: Final = 36
 
 
 def _terminal(sections: Sequence[Section], tz: str, width: int, *, color: bool) -> Iterator[str]:
@@ -266,8 +267,8 @@ def _grid(frame: pl.DataFrame, section: Section, tz: str, width: int) -> tuple[A
 def _fitting(
     columns: tuple[Column, ...], cells: dict[Column, list[str]], width: int
 ) -> tuple[list[Column], dict[Column, int]]:
-    """Columns that say something and fit, and how wide each may be: text gives way to a
-    dozen cells first, then the columns of the highest rank go.
+    """Columns that say something and fit, and how wide each may be: text gives way first (to
+    a dozen cells, or three where it is the point), then the columns of the highest rank go.
     """
     from rich.cells import cell_len  # noqa: PLC0415
 
@@ -276,11 +277,9 @@ def _fitting(
     kept = [c for c in columns if c not in silent]
 
     def least(column: Column) -> int:
-        return (
-            min(full[column], max(_NARROW, len(column.title)))
-            if column.unit == "text"
-            else full[column]
-        )
+        if column.unit != "text":
+            return full[column]
+        return min(full[column], max(_WIDE if column.rank == 0 else _NARROW, len(column.title)))
 
     while len(kept) > 1 and sum(map(least, kept)) + _GAP * (len(kept) - 1) > width:
         kept.remove(max(reversed(kept), key=lambda c: c.rank))

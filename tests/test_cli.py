@@ -37,8 +37,8 @@ def one_line(text):
 
 
 def test_limit_is_for_people_and_programs_get_all(cli):
-    assert len(json.loads(cli("turns", SAMPLES, "--json", "--limit", "2")[1])) == 53
-    assert "51 more: --limit 0 shows all." in cli("turns", SAMPLES, "--limit", "2")[1]
+    assert len(json.loads(cli("turns", SAMPLES, "--json", "--limit", "2")[1])) == 62
+    assert "60 more: --limit 0 shows all." in cli("turns", SAMPLES, "--limit", "2")[1]
     assert "more:" not in cli("turns", SAMPLES, "--limit", "0")[1]
 
 
@@ -116,9 +116,9 @@ def test_a_wrong_session_gets_the_nearest_ones(cli):
 
 
 def test_an_id_that_several_sessions_begin_with_is_not_guessed(cli):
-    code, out, err = cli("show", "c", SAMPLES)
+    code, out, err = cli("show", "ce", SAMPLES)
     assert (code, out) == (1, "")
-    assert all(i in one_line(err) for i in ("cdef9596", "ced55a0f", "c63c06d1"))
+    assert all(i in one_line(err) for i in ("ced55a0f", "cec01a66"))
 
 
 def test_without_a_session_the_newest_is_shown(cli, monkeypatch):
@@ -126,7 +126,7 @@ def test_without_a_session_the_newest_is_shown(cli, monkeypatch):
     for words in (["show"], ["show", SAMPLES], ["show", SAMPLES, "--agent", "main"]):
         code, out, err = cli(*words)
         assert (code, err) == (0, "")
-        assert "446339ee-536d-4cce-b60b-1101cf362bcf" in out
+        assert "cec01a66-4835-4be3-bf0c-c72dc1c345a2" in out
 
 
 def test_a_log_can_be_shown_by_its_place(cli):

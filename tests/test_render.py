@@ -106,7 +106,7 @@ def test_every_command_prints_real_logs_in_every_format(printing, command, form)
 def test_what_no_session_matches_is_well_formed_said_on_stderr_and_exits_1(printing, command, form):
     code, out, err = printing(*command, SAMPLES, "--format", form, "--repo", "nope")
     assert code == 1
-    assert err == "copilot-insights: nothing of 12 sessions matches --repo nope\n"
+    assert err == "copilot-insights: nothing of 14 sessions matches --repo nope\n"
     if form in {"table", "markdown"}:
         assert not out
     else:
