@@ -9,6 +9,10 @@ from copilot_insights.schema import AMOUNTS, TOKENS
 from copilot_insights.spans import MESSAGE, RECORD, STARTED, elapsed, spans, total
 
 _CALL: Final = ["session", "turn"]
+_PLACE: Final = (
+    *("row", "seq", *_CALL, "session_id", "agent", "agent_id", "interaction", "process"),
+    *("shares", "turn_id", "interaction_id", "model"),
+)
 
 
 def llm_calls(events: Events, turns: pl.LazyFrame, store: pl.LazyFrame) -> pl.LazyFrame:
@@ -20,19 +24,8 @@ def llm_calls(events: Events, turns: pl.LazyFrame, store: pl.LazyFrame) -> pl.La
     Extra columns: row, row_end (of the turn), seq, session, agent, process.
     """
     turns = turns.filter(pl.col("row").is_not_null()).select(
-        "row",
+        *_PLACE,
         "row_end",
-        "seq",
-        *_CALL,
-        "session_id",
-        "agent",
-        "agent_id",
-        "interaction",
-        "process",
-        "shares",
-        "turn_id",
-        "interaction_id",
-        "model",
         evidence=pl.lit("turn"),
         started_at="at",
         ended_at="at_end",
@@ -42,18 +35,7 @@ def llm_calls(events: Events, turns: pl.LazyFrame, store: pl.LazyFrame) -> pl.La
         events.of(MESSAGE, "session.error", RECORD)
         .filter("is_turn")
         .select(
-            "row",
-            "seq",
-            *_CALL,
-            "session_id",
-            "agent",
-            "agent_id",
-            "interaction",
-            "process",
-            "shares",
-            "turn_id",
-            "interaction_id",
-            "model",
+            *_PLACE,
             started_at="previous_at",
             ended_at="at",
             evidence=pl.when(pl.col("type") == "session.error")
