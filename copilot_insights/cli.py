@@ -151,7 +151,7 @@ def table(
 
     if name not in TABLE_NAMES:
         raise InsightsError(f"no table {name}", f"Tables: {', '.join(TABLE_NAMES)}.", exit_code=2)
-    tables, _, tz = _load(options, events=name == "events")
+    tables, _, tz = _load(options, only=(*reports.USED, name))
     _put([reports.table(tables, name)], options, tz, found=tables.sessions.height > 0)
     _not_empty(tables)
 
@@ -224,11 +224,12 @@ def _some(ids: list[str]) -> str:
 # --- in and out ---------------------------------------------------------------------------
 
 
-def _load(options: Options, *, events: bool = False) -> "tuple[Tables, Filter, str]":
+def _load(options: Options, *, only: tuple[str, ...] = ()) -> "tuple[Tables, Filter, str]":
     """The chosen part of the logs, the choice, and the time zone."""
     from copilot_insights import when  # noqa: PLC0415
     from copilot_insights.loading import load  # noqa: PLC0415
     from copilot_insights.metrics import Filter, select  # noqa: PLC0415
+    from copilot_insights.reports import USED  # noqa: PLC0415
 
     _form(options)  # a wrong format is said before the work, not after it
     tz = when.zone(options.tz)
@@ -242,7 +243,9 @@ def _load(options: Options, *, events: bool = False) -> "tuple[Tables, Filter, s
         agent=options.agent or None,
     )
     with _Progress() as progress:
-        tables = load(options.paths or (), events=events, progress=progress)
+        tables = load(
+            options.paths or (), events="events" in only, only=only or USED, progress=progress
+        )
     for problem in tables.problems:
         _note(problem)
     picked = select(tables, chosen)

@@ -12,7 +12,7 @@ import pickle
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from copilot_insights.accounting import store_beside
 from copilot_insights.discover import STDIN, LogFile, find
 from copilot_insights.errors import InsightsError
 from copilot_insights.reader import read
+from copilot_insights.schema import TABLES
 from copilot_insights.tables import Tables, build, join
 
 # so many bytes of logs at a time: more would save little time and take more memory
@@ -50,6 +51,7 @@ def load(
     paths: Sequence[str | Path] | str | Path = (),
     *,
     events: bool = False,
+    only: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Tables:
     """Reads logs into tables.
@@ -58,28 +60,31 @@ def load(
         paths: logs, session directories, roots, globs or `-`; none means the CLI's own
             places (`$COPILOT_HOME`, else `~/.copilot`).
         events: also fill the `events` table, which is as long as the logs.
+        only: the tables wanted besides `sessions` (names of `schema.TABLES`); the others
+            are left empty, which saves memory on many logs.
         progress: called now and then with the part that is done, 0 to 1.
 
     Raises:
         InsightsError: no log was found, or none could be read.
     """
     found = find([paths] if isinstance(paths, str | Path) else paths)
-    tables = load_files(found.files, events=events, progress=progress)
+    wanted = frozenset(only or TABLES) - (set() if events else {"events"}) | {"sessions"}
+    tables = load_files(found.files, wanted, progress)
     if tables.problems and not tables.sessions.height:
         raise InsightsError(tables.problems[0], "Check its permissions.")
     return replace(tables, problems=[*found.problems, *tables.problems])
 
 
 def load_files(
-    files: Sequence[LogFile], *, events: bool = False, progress: Progress | None = None
+    files: Sequence[LogFile], wanted: frozenset[str], progress: Progress | None = None
 ) -> Tables:
     """The same for logs that are found already."""
     own, others = _shares(_side_by_side(files))
     with _collector_off():
-        workers = [_Worker(share, events=events) for share in others]
-        parts = list(_load(own, events=events, progress=progress))
+        workers = [_Worker(share, wanted) for share in others]
+        parts = list(_load(own, wanted, progress))
         parts += [part for worker in workers for part in worker.result()]
-        parts = _settle_overlaps(parts, files, events=events)
+        parts = _settle_overlaps(parts, files, wanted)
     return join([part.tables for part in parts])
 
 
@@ -120,23 +125,25 @@ def _batches(files: Sequence[LogFile]) -> Iterator[tuple[list[LogFile], float]]:
 
 
 def _load(
-    files: Sequence[LogFile], *, events: bool, progress: Progress | None = None
+    files: Sequence[LogFile], wanted: frozenset[str], progress: Progress | None = None
 ) -> Iterator[_Part]:
     for batch, done in _batches(files):
-        yield _part(batch, events=events)
+        yield _part(batch, wanted)
         if progress:
             progress(done)
 
 
-def _part(files: Sequence[LogFile], *, events: bool) -> _Part:
-    got = read(files, full=events)
-    tables = build(got, store_beside(file.path for file in files), with_events=events)
+def _part(files: Sequence[LogFile], wanted: frozenset[str]) -> _Part:
+    got = read(files, full="events" in wanted)
+    tables = build(got, store_beside(file.path for file in files), wanted)
     base = got.events.base
     names = base.unique("session", keep="first", maintain_order=True)["session_id"]
     return _Part(tables, got.files, base.select("session", "key").drop_nulls(), names.to_list())
 
 
-def _settle_overlaps(parts: list[_Part], files: Sequence[LogFile], *, events: bool) -> list[_Part]:
+def _settle_overlaps(
+    parts: list[_Part], files: Sequence[LogFile], wanted: frozenset[str]
+) -> list[_Part]:
     """Reads logs again, together, that share a session or events with another part."""
     if len(parts) == 1:
         return parts
@@ -154,7 +161,7 @@ def _settle_overlaps(parts: list[_Part], files: Sequence[LogFile], *, events: bo
     # which log a part's repeated events repeat is not kept: take all that repeat any
     mixed |= set(named.filter(pl.col("duplicates") > 0)["session_id"])
     paths = set(named.filter(pl.col("session_id").is_in(list(mixed)))["path"])
-    again = _part([file for file in files if file.path in paths], events=events)
+    again = _part([file for file in files if file.path in paths], wanted)
     return [*(part._replace(tables=part.tables.without(mixed)) for part in parts), again]
 
 
@@ -179,8 +186,8 @@ class _Worker:
     multiprocessing's other ways run the caller's main module again.
     """
 
-    def __init__(self, files: list[LogFile], *, events: bool) -> None:
-        self._files, self._events = files, events
+    def __init__(self, files: list[LogFile], wanted: frozenset[str]) -> None:
+        self._job = files, wanted
         self._process = subprocess.Popen(  # noqa: S603 (ourselves)
             [sys.executable, "-c", f"from {__name__} import work; work()"],
             stdin=subprocess.PIPE,
@@ -191,7 +198,7 @@ class _Worker:
         assert stdin  # noqa: S101 (for the type checker)
         assert stdout  # noqa: S101
         with suppress(OSError):  # should it not start, result() does its work here
-            stdin.write(pickle.dumps((files, events)))
+            stdin.write(pickle.dumps(self._job))
             stdin.close()
         self._said: list[bytes] = []
         # read as it comes, or the pipe would be full and the process would wait
@@ -204,7 +211,7 @@ class _Worker:
         with self._process as process:
             process.wait()
         if process.returncode:
-            yield from _load(self._files, events=self._events)
+            yield from _load(*self._job)
             return
         with io.BytesIO(self._said.pop()) as data:
             while data.tell() < len(data.getbuffer()):
@@ -213,7 +220,7 @@ class _Worker:
 
 def work() -> None:
     """What a further process does: logs from standard input, tables to standard output."""
-    files, events = pickle.load(sys.stdin.buffer)  # noqa: S301 (from ourselves)
+    files, wanted = pickle.load(sys.stdin.buffer)  # noqa: S301 (from ourselves)
     with _collector_off():
-        for part in _load(files, events=events):
+        for part in _load(files, wanted):
             pickle.dump(part, sys.stdout.buffer, protocol=5)

@@ -459,6 +459,16 @@ def check(tables: Tables) -> Section:
     return Section("check", title, found, columns, shown)
 
 
+USED: Final = (
+    "interactions",
+    "llm_calls",
+    "tool_calls",
+    "bookings",
+    "subagents",
+    "incidents",
+)
+"""The tables that reports are made of, besides `sessions`."""
+
 NAMED: Final[dict[str, Callable[[Tables, Filter, str], list[Section]]]] = {
     "report": report,
     "sessions": lambda t, _f, _tz: [sessions(t)],

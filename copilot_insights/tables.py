@@ -55,11 +55,11 @@ def join(parts: Sequence[Tables]) -> Tables:
     return Tables(**frames, problems=[problem for part in parts for problem in part.problems])
 
 
-def build(read: Read, store: pl.DataFrame, *, with_events: bool = True) -> Tables:
+def build(read: Read, store: pl.DataFrame, wanted: Collection[str] = tuple(TABLES)) -> Tables:
     """All tables of some logs, as pure functions of what was read.
 
     `store` has the usage rows of the session store beside the logs; see
-    `accounting.store_beside`. Without events that table is empty.
+    `accounting.store_beside`. Tables that are not wanted are empty.
     """
     events = spans.number(read.events)
     turns = collect(spans.turn_spans(events))
@@ -90,10 +90,14 @@ def build(read: Read, store: pl.DataFrame, *, with_events: bool = True) -> Table
         "permissions": permissions,
         "hooks": hooks,
         "incidents": troubles,
-        "events": events.table() if with_events else pl.LazyFrame(schema=TABLES["events"]),
+        "events": events.table() if "events" in wanted else pl.LazyFrame(),
     }
     done = pl.collect_all(
-        [conform(name, frame) for name, frame in frames.items()], engine="in-memory"
+        [
+            conform(name, frame) if name in wanted else pl.LazyFrame(schema=TABLES[name])
+            for name, frame in frames.items()
+        ],
+        engine="in-memory",
     )
     return Tables(**dict(zip(frames, done, strict=True)), problems=read.problems)
 
