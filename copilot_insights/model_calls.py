@@ -74,8 +74,10 @@ def llm_calls(events: Events, turns: pl.LazyFrame, store: pl.LazyFrame) -> pl.La
     for more in (replies, records, acted, aborts, errors):
         calls = calls.join(more, on=_CALL, how="left", maintain_order="left")
     # … and its time is a bound only where the reply's own is not known
-    calls = calls.with_columns(acted=pl.col("acted_at").is_not_null()).with_columns(
-        acted_at=pl.when(pl.col("reply_row").is_null()).then("acted_at")
+    calls = calls.with_columns(
+        acted=pl.col("acted_at").is_not_null() & (pl.col("evidence") == "turn")
+    ).with_columns(
+        acted_at=pl.when(pl.col("acted") & pl.col("reply_row").is_null()).then("acted_at")
     )
     answered = pl.any_horizontal(
         pl.col(name).is_not_null() for name in ("reply_row", "recorded")
