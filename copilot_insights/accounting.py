@@ -123,8 +123,13 @@ def statements(events: Events, *kinds: str) -> pl.LazyFrame:
     return exploded.select(*place, *(pl.col("statements").struct.field(name) for name in fields))
 
 
+def answered(calls: pl.LazyFrame) -> pl.LazyFrame:
+    """The calls that the CLI counts as requests: those that got a reply, no compactions."""
+    return calls.filter((pl.col("evidence") != "compaction") & (pl.col("status") == "ok"))
+
+
 def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
-    """What each stated total adds: session, process, row, since, last_row, requests, own,
+    """What each stated total adds: session, process, row, since, last_row, requests,
     premium_requests, nano_aiu.
 
     Until about 1.0.68 a shutdown's total restarts with each process; later ones go on from
@@ -134,8 +139,7 @@ def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
     of just those calls, or one that falls, is a restart. Processes that crashed are part of
     a total when the numbers say so; `since` is the first process that it is about.
     """
-    answered = calls.filter((pl.col("evidence") != "compaction") & (pl.col("status") == "ok"))
-    own = answered.group_by("session", "process").agg(own=pl.len().cast(pl.Int64))
+    own = answered(calls).group_by("session", "process").agg(own=pl.len().cast(pl.Int64))
     sums = (
         statements(events, *TOTALS)
         .group_by("row")
@@ -186,7 +190,6 @@ def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
         "session",
         "process",
         "row",
-        "own",
         requests=pl.col("requests") - pl.col("base"),
         # an empty total is about none of the calls that there were
         since=pl.when((pl.col("requests") > pl.col("base")) | (lately == 0)).then(
@@ -210,12 +213,12 @@ def bookings(events: Events, calls: pl.LazyFrame, stated: pl.LazyFrame) -> pl.La
     Calls that state their usage are booked as they are, where that is known of all of their
     session's calls or no total of the log includes them; the others by the totals.
     """
-    answered = calls.filter((pl.col("evidence") != "compaction") & (pl.col("status") == "ok"))
+    made = answered(calls)
     known = pl.col("input_tokens").is_not_null()
     # a total of more calls than the log has (lines were lost) knows more than their sum; not
     # so in a fork, whose totals are also about the calls that it shares with its original
     lost = (
-        without_total(answered, stated)
+        without_total(made, stated)
         .filter(pl.col("covered") & ~pl.col("shares"))
         .group_by("session")
         .agg(found=pl.len())
@@ -223,7 +226,7 @@ def bookings(events: Events, calls: pl.LazyFrame, stated: pl.LazyFrame) -> pl.La
         .filter(pl.col("requests") > pl.col("found"))
     )
     whole = collect(
-        answered.group_by("session")
+        made.group_by("session")
         .agg(whole=known.all())
         .join(lost.select("session", lost=pl.lit(value=True)), on="session", how="left")
         .with_columns(pl.col("whole") & pl.col("lost").is_null())
@@ -231,13 +234,13 @@ def bookings(events: Events, calls: pl.LazyFrame, stated: pl.LazyFrame) -> pl.La
     place = ["session", "session_id", "agent_id", "model"]
     at = pl.coalesce("started_at", "replied_at")
     by_call = (
-        without_total(answered.join(whole, on="session"), stated)
+        without_total(made.join(whole, on="session"), stated)
         .filter((pl.col("whole") | ~pl.col("covered")) & pl.col("usage_source").is_not_null())
         .select(*place, at.alias("at"), *AMOUNTS, source="usage_source")
     )
     books = collect(_books(events, stated, whole).with_row_index("book"))
-    made = answered.select(*place, "process", at=at, weight="output_tokens")
-    by_total = collect(_shared_out(books, made))
+    shares = made.select(*place, "process", at=at, weight="output_tokens")
+    by_total = collect(_shared_out(books, shares))
     left = books.join(by_total.select("book").unique(), on="book", how="anti").select(
         "session", "session_id", "model", "source", "at", *AMOUNTS, agent_id=pl.lit(MAIN)
     )

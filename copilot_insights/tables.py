@@ -269,7 +269,7 @@ def _incidents(
         )
         .filter(col("times") >= _REPEATS)
     )
-    answered = calls.filter((col("evidence") != "compaction") & (col("status") == "ok"))
+    answered = accounting.answered(calls)
     in_total = accounting.without_total(answered, stated)
     names = events.base.lazy().group_by("session").agg(col("session_id").first())
     mismatch = (

@@ -71,11 +71,3 @@ def bar(share: float | None, width: int) -> str:
     rest = " ▏▎▍▌▋▊▉"[eighths % 8].strip()
     text = "█" * (eighths // 8) + rest
     return text or ("▏" if share else "")
-
-
-def sparkline(values: list[float | None]) -> str:
-    """A character per value; a space where there is none."""
-    top = max((value for value in values if value), default=0)
-    return "".join(
-        "▁▂▃▄▅▆▇█"[min(7, int(value / top * 8))] if value and top else " " for value in values
-    )

@@ -49,10 +49,6 @@ class History:
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self._messages]
 
-    def unanswered(self) -> list[str]:
-        """The tool calls without a result."""
-        return list(self._unanswered)
-
     def _say(self, message: Message) -> None:
         self._answer_orphans()
         self._messages.append(message)
