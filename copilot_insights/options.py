@@ -1,0 +1,265 @@
+"""What every reading command shares: its options, the logs that they choose, and where the
+answer goes. A command is `@reading def name(options, …)`: it loads with `load_chosen`, and puts
+sections with `put` (or a page or picture with `write_file`).
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from copilot_insights.errors import InsightsError
+
+if TYPE_CHECKING:
+    from copilot_insights.metrics import Filter
+    from copilot_insights.reports import Section
+    from copilot_insights.tables import Tables
+
+_FORMATS: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".txt": "table"}
+_Option = typer.Option
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every reading command can be asked."""
+
+    paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...", show_default=False)] = (
+        None
+    )
+    format: Annotated[
+        str | None,
+        _Option("--format", "-f", metavar="NAME", help="table, json, csv or markdown."),
+    ] = None
+    json: Annotated[bool, _Option("--json", help="Short for --format json.")] = False
+    output: Annotated[
+        Path | None,
+        _Option("--output", "-o", metavar="FILE", help="Write to FILE (.json, .csv, .md, .txt)."),
+    ] = None
+    force: Annotated[bool, _Option("--force", help="Overwrite that file.")] = False
+    limit: Annotated[
+        int | None,
+        _Option(metavar="N", min=0, help="Rows shown in a table or Markdown; 0 shows all."),
+    ] = None
+    since: Annotated[
+        str | None,
+        _Option(metavar="WHEN", help="2026-11-30, 2026-11-30T12:00, today, yesterday, 12h, 7d."),
+    ] = None
+    until: Annotated[
+        str | None, _Option(metavar="WHEN", help="The same; a day is meant to its end.")
+    ] = None
+    tz: Annotated[
+        str | None, _Option(metavar="ZONE", help="Zone of days and times; default: here.")
+    ] = None
+    session: Annotated[str | None, _Option(metavar="ID", help="Sessions whose id begins so.")] = (
+        None
+    )
+    repo: Annotated[
+        str | None, _Option(metavar="TEXT", help="Part of the repository or directory.")
+    ] = None
+    branch: Annotated[str | None, _Option(metavar="TEXT", help="Part of the branch.")] = None
+    model: Annotated[
+        str | None, _Option(metavar="TEXT", help="Calls of models with this in their name.")
+    ] = None
+    agent: Annotated[
+        str | None, _Option(metavar="NAME", help="main, or a sub-agent's name or id.")
+    ] = None
+
+
+def reading(function: Callable[..., None]) -> Callable[..., None]:
+    """A command of its own parameters and those of Options; called with the options first."""
+    own = list(signature(function).parameters.values())[1:]
+    shared = [
+        Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+        for f in fields(Options)
+    ]
+
+    @wraps(function)
+    def command(**values: Any) -> None:  # noqa: ANN401 (whatever the options are)
+        options = Options(**{p.name: values.pop(p.name) for p in shared})
+        function(options, **values)
+
+    parameters = [*(p.replace(kind=Parameter.KEYWORD_ONLY) for p in own), *shared]
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
+
+
+def load_chosen(options: Options, *, only: tuple[str, ...] = ()) -> "tuple[Tables, Filter, str]":
+    """The chosen part of the logs, the choice, and the time zone."""
+    from copilot_insights import when  # noqa: PLC0415
+    from copilot_insights.loading import load  # noqa: PLC0415
+    from copilot_insights.metrics import Filter, select  # noqa: PLC0415
+    from copilot_insights.reports import USED  # noqa: PLC0415
+
+    _form(options)  # a wrong format is said before the work, not after it
+    tz = when.zone(options.tz)
+    chosen = Filter(
+        since=when.parse(options.since, tz),
+        until=when.parse(options.until, tz, end=True),
+        session=options.session or None,
+        repo=options.repo or None,
+        branch=options.branch or None,
+        model=options.model or None,
+        agent=options.agent or None,
+    )
+    with _Progress() as progress:
+        tables = load(
+            options.paths or (), events="events" in only, only=only or USED, progress=progress
+        )
+    for problem in tables.problems:
+        note(problem)
+    picked = select(tables, chosen)
+    if not tables.sessions.height:
+        note(f"no event in {', '.join(options.paths or ['any log'])}")
+    elif not picked.sessions.height and chosen != Filter():
+        note(f"nothing of {tables.sessions.height} sessions matches {_told(options)}")
+    return picked, chosen, tz
+
+
+def some_event(tables: "Tables", options: Options) -> None:
+    """Raises InsightsError where what was read is no session log at all."""
+    if tables.sessions.height and not tables.sessions["events"].sum():
+        where = ", ".join(options.paths or ["any log"])
+        lines = int(tables.sessions["rejected_lines"].sum())
+        raise InsightsError(
+            f"no event in {where}: none of {lines} lines is one", "Is that a session log?"
+        )
+
+
+def _told(options: Options) -> str:
+    names = ("since", "until", "session", "repo", "branch", "model", "agent")
+    return " ".join(f"--{n} {getattr(options, n)}" for n in names if getattr(options, n))
+
+
+def not_empty(tables: "Tables") -> None:
+    """Exit code 1 where nothing matched; a note has said so."""
+    if not tables.sessions.height:
+        raise typer.Exit(1)
+
+
+def _form(options: Options) -> str:
+    if options.json:
+        return "json"
+    if options.format:
+        if options.format not in _FORMATS.values():
+            known = ", ".join(_FORMATS.values())
+            raise InsightsError(f"no format {options.format}", f"Formats: {known}.", exit_code=2)
+        return options.format
+    if options.output:
+        suffix = options.output.suffix.lower()
+        if suffix not in _FORMATS:
+            raise InsightsError(
+                f"no format for the suffix of {options.output}",
+                f"Use {', '.join(_FORMATS)}, or --format.",
+                exit_code=2,
+            )
+        return _FORMATS[suffix]
+    return "table"
+
+
+def put(sections: "list[Section]", options: Options, tz: str, *, found: bool = True) -> None:
+    """Prints the sections, or writes them where --output says. Where nothing was found,
+    programs get their empty answer and people only the note.
+    """
+    from copilot_insights.render import render  # noqa: PLC0415
+
+    if options.limit is not None:
+        sections = [replace(s, limit=options.limit or None) for s in sections]
+    form = _form(options)
+    if not found and form in {"table", "markdown"}:
+        return
+    if options.output is None:
+        width, color = _terminal()
+        _write(sys.stdout, render(sections, form, tz=tz, width=width, color=color))
+        return
+    text = "".join(render(sections, form, tz=tz, width=120))  # before the file is touched
+    write_file(options.output, text.encode(errors="backslashreplace"), force=options.force)
+
+
+def write_file(path: Path, data: bytes, *, force: bool) -> None:
+    """Raises InsightsError where the file exists, unless forced, or cannot be written."""
+    try:
+        with path.open("wb" if force else "xb") as file:
+            file.write(data)
+    except FileExistsError:
+        raise InsightsError(f"{path} exists", "Use --force to overwrite it.") from None
+    except OSError as error:
+        raise InsightsError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _write(file: Any, pieces: Iterable[str]) -> None:  # noqa: ANN401
+    try:
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+    except BrokenPipeError:  # `| head` has seen enough; what is buffered goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+
+
+def _terminal() -> tuple[int, bool]:
+    """Width, and whether to use colour (never with NO_COLOR, or into a pipe)."""
+    from shutil import get_terminal_size  # noqa: PLC0415
+
+    color = (
+        sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
+    return max(40, get_terminal_size((80, 24)).columns), color
+
+
+def note(text: str) -> None:
+    """A line on standard error; what is from a log in it does no harm."""
+    from copilot_insights.render import clean  # noqa: PLC0415
+
+    print(f"copilot-insights: {clean(text)}", file=sys.stderr)  # noqa: T201
+
+
+class _Progress:
+    """A line on a terminal, past the first second; nothing anywhere else."""
+
+    def __enter__(self) -> "Callable[[float], None]":
+        from time import monotonic  # noqa: PLC0415
+
+        start = monotonic()
+        self._shown = False
+
+        def progress(done: float) -> None:
+            if sys.stderr.isatty() and monotonic() - start > 1:
+                self._shown = True
+                sys.stderr.write(f"\rreading logs: {done:4.0%}")
+                sys.stderr.flush()
+
+        return progress
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+
+
+def one_session(tables: "Tables", text: str | None = None) -> str:
+    """The id that begins so, or of the newest session. Raises InsightsError with the
+    nearest ones.
+    """
+    if not text:
+        return str(tables.sessions.sort("started_at", nulls_last=False)["session_id"][-1])
+    from difflib import get_close_matches  # noqa: PLC0415
+
+    ids = tables.sessions["session_id"].to_list()
+    found = [i for i in ids if i == text] or [i for i in ids if i.startswith(text)]
+    if len(found) == 1:
+        return str(found[0])
+    if found:
+        raise InsightsError(f"{len(found)} sessions begin with {text}", f"Which: {_some(found)}?")
+    heads = {i[: len(text)]: i for i in reversed(ids)}
+    near = [heads[head] for head in get_close_matches(text, heads, n=3, cutoff=0.5)]
+    hint = f"Nearest: {_some(near)}." if near else f"There are: {_some(ids[-3:])}."
+    raise InsightsError(f"no session begins with {text}", hint)
+
+
+def _some(ids: list[str]) -> str:
+    return ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
