@@ -61,9 +61,9 @@ _REPORTS: Final = {
 
 def _report_command(name: str, text: str) -> None:
     def command(options: Options) -> None:
-        from copilot_insights.reports import NAMED  # noqa: PLC0415
+        from copilot_insights.reports import NAMED, OVERVIEW  # noqa: PLC0415
 
-        tables, chosen, tz = load_chosen(options)
+        tables, chosen, tz = load_chosen(options, only=OVERVIEW if name == "report" else ())
         some_event(tables, options)
         put(NAMED[name](tables, chosen, tz), options, tz, found=tables.sessions.height > 0)
         not_empty(tables)

@@ -5,7 +5,7 @@ sections with `put` (or a page or picture with `write_file`).
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -19,7 +19,7 @@ from copilot_insights.errors import InsightsError
 if TYPE_CHECKING:
     from copilot_insights.metrics import Filter
     from copilot_insights.reports import Section
-    from copilot_insights.tables import Tables
+    from copilot_insights.tables import Tables, Wanted
 
 _FORMATS: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".txt": "table"}
 _Option = typer.Option
@@ -90,8 +90,12 @@ def reading(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def load_chosen(options: Options, *, only: tuple[str, ...] = ()) -> "tuple[Tables, Filter, str]":
-    """The chosen part of the logs, the choice, and the time zone."""
+def load_chosen(
+    options: Options, *, only: "Collection[str] | Wanted" = ()
+) -> "tuple[Tables, Filter, str]":
+    """The chosen part of the logs, the choice, and the time zone. `only` is as in `load`;
+    by default the tables that reports are made of.
+    """
     from copilot_insights import when  # noqa: PLC0415
     from copilot_insights.loading import load  # noqa: PLC0415
     from copilot_insights.metrics import Filter, select  # noqa: PLC0415
