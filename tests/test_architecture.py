@@ -40,6 +40,8 @@ loading
 metrics
 reports
 tree render
+otel.spans
+otel.metrics
 options
 cli
 """
@@ -50,7 +52,7 @@ CONFINED = {
     "typer": {"cli", "options"},
     "rich": {"render"},
     "plotly": {"charts"},
-    "opentelemetry": {"otel"},
+    "opentelemetry": {"otel.spans"},
     "openai": set(),
     "sqlite3": {"accounting"},
     "subprocess": {"loading"},

@@ -1,0 +1,1 @@
+"""OpenTelemetry of sessions: spans and metrics made from the tables, and their export."""
