@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from copilot_insights import __version__
+from copilot_insights.commands import export
 from copilot_insights.errors import InsightsError
 from copilot_insights.options import (
     Options,
@@ -130,6 +131,7 @@ def check(options: Options) -> None:
         raise typer.Exit(3)
 
 
+export.register(app)
 register(app)
 
 
@@ -173,6 +175,7 @@ def main() -> None:
     names = {
         info.name or info.callback.__name__ for info in app.registered_commands if info.callback
     }
+    names |= {group.name for group in app.registered_groups if group.name}
     words = sys.argv[1:]
     if not words or (words[0] not in names and words[0] not in {"--help", "-h", "--version"}):
         words = ["report", *words]

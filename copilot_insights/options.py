@@ -91,10 +91,11 @@ def reading(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def load_chosen(
-    options: Options, *, only: "Collection[str] | Wanted" = ()
+    options: Options, *, only: "Collection[str] | Wanted" = (), whole: bool = False
 ) -> "tuple[Tables, Filter, str]":
     """The chosen part of the logs, the choice, and the time zone. `only` is as in `load`;
-    by default the tables that reports are made of.
+    by default the tables that reports are made of. `whole` gives all of each session of
+    which any part is chosen.
     """
     from copilot_insights import when  # noqa: PLC0415
     from copilot_insights.loading import load  # noqa: PLC0415
@@ -112,7 +113,7 @@ def load_chosen(
         model=options.model or None,
         agent=options.agent or None,
     )
-    with _Progress() as progress:
+    with Progress("reading logs") as progress:
         tables = load(
             options.paths or (), events="events" in only, only=only or USED, progress=progress
         )
@@ -123,7 +124,7 @@ def load_chosen(
         note(f"no event in {', '.join(options.paths or ['any log'])}")
     elif not picked.sessions.height and chosen != Filter():
         note(f"nothing of {tables.sessions.height} sessions matches {_told(options)}")
-    return picked, chosen, tz
+    return (tables.of(picked.sessions["session_id"]) if whole else picked), chosen, tz
 
 
 def some_event(tables: "Tables", options: Options) -> None:
@@ -223,8 +224,13 @@ def note(text: str) -> None:
     print(f"copilot-insights: {clean(text)}", file=sys.stderr)  # noqa: T201
 
 
-class _Progress:
-    """A line on a terminal, past the first second; nothing anywhere else."""
+class Progress:
+    """A line on a terminal, past the first second; nothing anywhere else. Entered, it gives
+    a function to call with the part that is done.
+    """
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
 
     def __enter__(self) -> "Callable[[float], None]":
         from time import monotonic  # noqa: PLC0415
@@ -235,7 +241,7 @@ class _Progress:
         def progress(done: float) -> None:
             if sys.stderr.isatty() and monotonic() - start > 1:
                 self._shown = True
-                sys.stderr.write(f"\rreading logs: {done:4.0%}")
+                sys.stderr.write(f"\r{self._doing}: {done:4.0%}")
                 sys.stderr.flush()
 
         return progress

@@ -42,10 +42,16 @@ class Tables:
         frame: pl.DataFrame = getattr(self, name)
         return frame
 
+    def of(self, sessions: Collection[str]) -> "Tables":
+        """These sessions only."""
+        return self._filter(pl.col("session_id").is_in(list(sessions)))
+
     def without(self, sessions: Collection[str]) -> "Tables":
         """All but these sessions."""
-        rest = ~pl.col("session_id").is_in(list(sessions))
-        frames: dict[str, Any] = {name: self.table(name).filter(rest) for name in TABLES}
+        return self._filter(~pl.col("session_id").is_in(list(sessions)))
+
+    def _filter(self, rows: pl.Expr) -> "Tables":
+        frames: dict[str, Any] = {name: self.table(name).filter(rows) for name in TABLES}
         return replace(self, **frames)
 
 

@@ -40,26 +40,30 @@ loading
 metrics
 reports
 tree render
+otel.rows
 otel.spans
-otel.metrics
+otel.metrics otel.content otel.state otel.exporters
+otel.temporality
+otel.delivery
 options
+commands.export
 cli
 """
 RANK = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
 
 # what is slow to import, or prints, or talks → the modules that may, and when
 CONFINED = {
-    "typer": {"cli", "options"},
+    "typer": {"cli", "options", "commands.export"},
     "rich": {"render"},
     "plotly": {"charts"},
-    "opentelemetry": {"otel.spans"},
+    "opentelemetry": {"otel.spans", "otel.temporality", "otel.exporters"},
     "openai": set(),
-    "sqlite3": {"accounting"},
+    "sqlite3": {"accounting", "otel.state"},
     "subprocess": {"loading"},
     "socket": set(),
     "requests": set(),
 }
-NO_POLARS = {"errors", "units", "when", "discover", "options", "cli", "__init__"}
+NO_POLARS = {"errors", "units", "when", "discover", "options", "commands.export", "cli", "__init__"}
 
 each_module = pytest.mark.parametrize("module", MODULES)
 everywhere = pytest.mark.parametrize("module", TREES)

@@ -11,10 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import product
 from typing import Any, Final, Literal, NamedTuple
 
-import polars as pl
-
+from copilot_insights.otel.rows import Row, Rows, by_session
 from copilot_insights.otel.spans import nanoseconds, tool_error
 from copilot_insights.schema import MAIN
 from copilot_insights.tables import Tables
@@ -141,7 +141,6 @@ class Point(NamedTuple):
     name: str
     attributes: Attributes
     session_id: str
-    cli_version: str | None
     start: int
     end: int
     value: float | Distribution
@@ -155,41 +154,40 @@ def distribution(values: Iterable[float], bounds: tuple[float, ...]) -> Distribu
     return Distribution(tuple(counts), len(found), sum(found), min(found), max(found))
 
 
+USED: Final = (
+    "interactions", "llm_calls", "tool_calls", "subagents", "permissions", "bookings", "incidents",
+)  # fmt: skip
+"""The tables that points are made of, besides `sessions`."""
+
+
 def points(tables: Tables, profile: Profile = "latest") -> Iterator[Point]:
     """What each session adds, session by session. A session without a time has no points."""
-    rows = {name: _by_session(tables.table(name)) for name in _USED}
-    errors = tables.incidents.filter(pl.col("kind") == "error")
-    rows["incidents"] = _by_session(errors)
-    for session in tables.sessions.iter_rows(named=True):
-        start, end = session["started_at"], session["ended_at"]
-        if start is None or end is None:
-            continue
-        of = {name: found.get(session["session_id"], []) for name, found in rows.items()}
-        series = _Series(session["repository"])
-        _tools(series, of, profile)
-        _agents(series, session, of, profile)
-        if profile == "latest":
-            _latest(series, session, of)
-        else:
-            _v1_41(series, of)
-        _own(series, session, of)
-        for (name, attributes), values in series.values.items():
-            bounds = METRICS[name].bounds
-            yield Point(
-                name, attributes, session["session_id"], session["cli_version"],
-                nanoseconds(start), max(nanoseconds(end), nanoseconds(start) + 1),
-                distribution(values, bounds) if bounds else sum(values),
-            )  # fmt: skip
+    for session, rows in by_session(tables, USED):
+        yield from session_points(session, rows, profile)
 
 
-_USED: Final = ("interactions", "llm_calls", "tool_calls", "subagents", "permissions", "bookings")
-
-
-def _by_session(frame: pl.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    rows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in frame.iter_rows(named=True):
-        rows[row["session_id"]].append(row)
-    return rows
+def session_points(
+    session: Row, rows: Rows, profile: Profile, *, settled: bool = True
+) -> Iterator[Point]:
+    """What one session adds. Calls that are open are counted as such once it is settled."""
+    start, end = session["started_at"], session["ended_at"]
+    if start is None or end is None:
+        return
+    series = _Series(session["repository"])
+    _tools(series, rows, profile)
+    _agents(series, session, rows, profile)
+    if profile == "latest":
+        _latest(series, session, rows)
+    else:
+        _v1_41(series, rows)
+    _own(series, session, rows, settled=settled)
+    for (name, attributes), values in series.values.items():
+        bounds = METRICS[name].bounds
+        yield Point(
+            name, attributes, session["session_id"],
+            nanoseconds(start), max(nanoseconds(end), nanoseconds(start) + 1),
+            distribution(values, bounds) if bounds else sum(values),
+        )  # fmt: skip
 
 
 class _Series:
@@ -207,9 +205,6 @@ class _Series:
             self.values[name, key].append(value)
 
 
-_Rows = dict[str, list[dict[str, Any]]]
-
-
 def _seconds(start: datetime | None, end: datetime | None) -> float | None:
     return (end - start).total_seconds() if start and end and end >= start else None
 
@@ -218,11 +213,11 @@ def _milliseconds(value: int | None) -> float | None:
     return None if value is None else value / 1000
 
 
-def _agent_names(rows: _Rows) -> dict[str, str | None]:
+def _agent_names(rows: Rows) -> dict[str, str | None]:
     return {row["agent_id"]: row["agent_name"] for row in rows["subagents"]}
 
 
-def _tools(series: _Series, rows: _Rows, profile: Profile) -> None:
+def _tools(series: _Series, rows: Rows, profile: Profile) -> None:
     """Tool calls that were completed."""
     agents = _agent_names(rows)
     for row in rows["tool_calls"]:
@@ -240,11 +235,21 @@ def _tools(series: _Series, rows: _Rows, profile: Profile) -> None:
         series.add("github.copilot.tool.call.duration", seconds, **tool)
 
 
-def _agents(series: _Series, session: dict[str, Any], rows: _Rows, profile: Profile) -> None:
+def _agents(series: _Series, session: Row, rows: Rows, profile: Profile) -> None:
     """Interactions and runs of sub-agents that came to an end."""
     names = _agent_names(rows)
     broken = {row["agent_id"] for row in rows["subagents"] if row["status"] == "failed"}
-    fault = next(((row["detail"] or "").split(" ")[0] for row in rows["incidents"]), "") or "error"
+    fault = (
+        next(
+            (
+                (row["detail"] or "").split(" ")[0]
+                for row in rows["incidents"]
+                if row["kind"] == "error"
+            ),
+            "",
+        )
+        or "error"
+    )
     calls: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for call in rows["llm_calls"]:
         if call["evidence"] != "compaction":
@@ -282,7 +287,7 @@ _INVOKE_AGENT: Final = {"gen_ai.operation.name": "invoke_agent", **_GITHUB}
 _FUNCTION: Final = {"gen_ai.tool.type": "function"}
 
 
-def _answers(rows: _Rows) -> Iterator[tuple[dict[str, Any], dict[str, Any], bool]]:
+def _answers(rows: Rows) -> Iterator[tuple[dict[str, Any], dict[str, Any], bool]]:
     """Model calls that ended, what their series say, and whether they failed."""
     for call in rows["llm_calls"]:
         if call["evidence"] == "compaction" or call["status"] in {"open", "aborted"}:
@@ -299,14 +304,14 @@ def _chunks(series: _Series, name: str, call: dict[str, Any], said: dict[str, An
         series.add(f"{name}.time_to_first_chunk", _milliseconds(call["ttft_ms"]), **first)
 
 
-def _booked(rows: _Rows) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _booked(rows: Rows) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Tokens of each answered call, shared out from totals where the log has only those."""
     for book in rows["bookings"]:
         model = book["model"]
         yield book, {**_CHAT, "gen_ai.request.model": model, "gen_ai.response.model": model}
 
 
-def _latest(series: _Series, session: dict[str, Any], rows: _Rows) -> None:
+def _latest(series: _Series, session: Row, rows: Rows) -> None:
     inference = "gen_ai.client.inference"
 
     def tokens(said: dict[str, Any], amounts: dict[str, Any], error: str | None) -> None:
@@ -342,7 +347,7 @@ _USAGE: Final = {
 }
 
 
-def _v1_41(series: _Series, rows: _Rows) -> None:
+def _v1_41(series: _Series, rows: Rows) -> None:
     operation = "gen_ai.client.operation"
     for call, said, _ in _answers(rows):
         series.add(f"{operation}.duration", _milliseconds(call["llm_ms"]), **said)
@@ -353,20 +358,24 @@ def _v1_41(series: _Series, rows: _Rows) -> None:
                        gen_ai__token__type=name)  # fmt: skip
 
 
-def _own(series: _Series, session: dict[str, Any], rows: _Rows) -> None:
+def _own(series: _Series, session: Row, rows: Rows, *, settled: bool) -> None:
     """What the CLI does not send."""
     ours = "copilot_insights"
-    series.add(f"{ours}.session.count", 1, ending=session["ending"])
-    for call in rows["llm_calls"]:
+    if settled:
+        series.add(f"{ours}.session.count", 1, ending=session["ending"])
+
+    def counted(table: str) -> Iterator[Row]:
+        return (row for row in rows[table] if settled or row["status"] != "open")
+
+    for call in counted("llm_calls"):
         series.add(f"{ours}.inference.call.count", 1, gen_ai__request__model=call["model"],
                    status=call["status"], evidence=call["evidence"])  # fmt: skip
-    for tool in rows["tool_calls"]:
+    for tool in counted("tool_calls"):
         series.add(f"{ours}.tool.outcome.count", 1, gen_ai__tool__name=tool["tool"],
                    status=tool["status"])  # fmt: skip
-    for loop in rows["interactions"]:
-        if loop["agent_id"] == MAIN:
-            for part in ("llm", "tool", "permission", "hook", "other"):
-                series.add(f"{ours}.interaction.time", _milliseconds(loop[f"{part}_ms"]), part=part)
+    root = [row for row in rows["interactions"] if row["agent_id"] == MAIN]
+    for loop, part in product(root, ("llm", "tool", "permission", "hook", "other")):
+        series.add(f"{ours}.interaction.time", _milliseconds(loop[f"{part}_ms"]), part=part)
     for wait in rows["permissions"]:
         series.add(f"{ours}.permission.wait", _milliseconds(wait["wait_ms"]), kind=wait["kind"],
                    outcome=wait["outcome"])  # fmt: skip

@@ -8,19 +8,19 @@ does not say is left out; a test lists every difference from the CLI's own.
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from hashlib import blake2b
 from itertools import count
 from typing import Any, Final, NamedTuple, Protocol
 
-import polars as pl
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
+from copilot_insights.otel.rows import Row, Rows, by_session
 from copilot_insights.schema import MAIN
 from copilot_insights.tables import Tables
 
@@ -46,31 +46,29 @@ class Made(NamedTuple):
 
 
 class Content(Protocol):
-    """What was said in a session: attributes for a call of a turn, and for a tool call."""
+    """What was said in a session, as attributes."""
 
-    def chat(self, agent_id: str, turn: int) -> Attributes:
-        """Messages in and out of a model call."""
+    def chat(self, agent_id: str, replied_at: datetime | None) -> Attributes:
+        """Messages in and out of the agent's call that was answered then."""
 
-    def tool(self, tool_call_id: str) -> Attributes:
+    def tool(self, tool_call_id: str | None) -> Attributes:
         """Arguments and result."""
 
 
-def spans(tables: Tables, content: Mapping[str, Content] | None = None) -> Iterator[Made]:
+def spans(tables: Tables, content: Callable[[str], Content] | None = None) -> Iterator[Made]:
     """Every span of the tables, session by session, parents before their children.
 
-    `content` has what was said, by session id, where that is to be sent; see `otel.content`.
+    `content` gives what was said in a session, by its id, where that is to be sent; see
+    `otel.content`.
     """
-    rows = {name: _by_session(tables.table(name)) for name in USED}
-    for session in tables.sessions.iter_rows(named=True):
-        of = {name: found.get(session["session_id"], []) for name, found in rows.items()}
-        yield from _Session(session, of, (content or {}).get(session["session_id"])).spans()
+    for session, rows in by_session(tables, USED):
+        said = content(session["session_id"]) if content else None
+        yield from session_spans(session, rows, said)
 
 
-def _by_session(frame: pl.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    rows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in frame.iter_rows(named=True):
-        rows[row["session_id"]].append(row)
-    return rows
+def session_spans(session: Row, rows: Rows, content: Content | None = None) -> Iterator[Made]:
+    """The spans of one session, of its row of `sessions` and its rows of `USED`."""
+    return _Session(session, rows, content).spans()
 
 
 @cache
@@ -108,7 +106,7 @@ def _known(**attributes: Any) -> Attributes:  # noqa: ANN401 (of any attribute t
 _STOP: Final = {"ok": "stop", "error": "error"}
 
 
-def tool_error(row: dict[str, Any]) -> str:
+def tool_error(row: Row) -> str:
     """The `error.type` of a tool call that failed: its code, where that says anything."""
     code = row["error_code"]
     return str(code) if code and code != "failure" else _FAULTS.get(row["status"], "ToolError")
@@ -122,8 +120,8 @@ class _Session:
 
     def __init__(
         self,
-        session: dict[str, Any],
-        rows: dict[str, list[dict[str, Any]]],
+        session: Row,
+        rows: Rows,
         content: Content | None,
     ) -> None:
         self._session, self._rows, self._content = session, rows, content
@@ -137,7 +135,7 @@ class _Session:
         self._agents = {row["agent_id"]: row for row in rows["subagents"]}
         self._tools = dict(zip(self._tool_keys(), rows["tool_calls"], strict=True))
         self._of_call = {key[0]: (key, row) for key, row in self._tools.items()}
-        self._calls: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+        self._calls: defaultdict[int, list[Row]] = defaultdict(list)
         for call in rows["llm_calls"]:
             self._calls[call["interaction"]].append(call)
         self._packed: defaultdict[str, list[datetime]] = defaultdict(list)
@@ -174,7 +172,7 @@ class _Session:
             self._traces[loop] = _hash(16, self._id, root)
         return self._traces[loop]
 
-    def _task(self, loop: int | None) -> tuple[tuple[str, int], dict[str, Any]] | None:
+    def _task(self, loop: int | None) -> tuple[tuple[str, int], Row] | None:
         """The tool call that started the sub-agent whose loop it is."""
         row = self._loops.get(-1 if loop is None else loop)
         if row is None or row["agent_id"] == MAIN:
@@ -239,9 +237,7 @@ class _Session:
         )  # fmt: skip
         yield Made(self._id, span, final)
 
-    def _invoke_agent(
-        self, number: int, row: dict[str, Any], events: list[Event]
-    ) -> Iterator[Made]:
+    def _invoke_agent(self, number: int, row: Row, events: list[Event]) -> Iterator[Made]:
         agent = self._agents.get(row["agent_id"]) if row["agent_id"] != MAIN else None
         calls = [c for c in self._calls[number] if c["evidence"] != "compaction"]
         task = self._task(number)
@@ -284,7 +280,7 @@ class _Session:
             events=tuple(events),
         )
 
-    def _chat(self, call: dict[str, Any]) -> Iterator[Made]:
+    def _chat(self, call: Row) -> Iterator[Made]:
         loop, replied = call["interaction"], call["replied_at"]
         start, end = call["started_at"], replied or call["ended_at"]
         if replied and call["llm_ms_source"] in {"usage_record", "store"}:
@@ -318,8 +314,8 @@ class _Session:
             github__copilot__interaction_id=None if child else call["interaction_id"],
             error__type="ModelCallError" if failed else None,
         )
-        if self._content and call["turn"] is not None:
-            attributes |= self._content.chat(call["agent_id"], call["turn"])
+        if self._content:
+            attributes |= self._content.chat(call["agent_id"], replied)
         events = (_event(_EXCEPTION, end, {"exception.type": "ModelCallError"}),) if failed else ()
         return self._span(
             f"chat {model}" if model else "chat",
@@ -334,11 +330,11 @@ class _Session:
             events=tuple(e for e in events if e),
         )
 
-    def _is_packed(self, call: dict[str, Any]) -> bool:
+    def _is_packed(self, call: Row) -> bool:
         at = call["replied_at"] or call["started_at"]
         return at is not None and any(t <= at for t in self._packed[call["agent_id"]])
 
-    def _execute_tool(self, key: tuple[str, int], row: dict[str, Any]) -> Iterator[Made]:
+    def _execute_tool(self, key: tuple[str, int], row: Row) -> Iterator[Made]:
         loop, status, tool = row["interaction"], row["status"], row["tool"]
         agent = self._agents.get(row["agent_id"])
         shell = tool if row["category"] == "shell" and row["exit_code"] is not None else None
@@ -372,7 +368,7 @@ class _Session:
             events=(event,) if event else (),
         )
 
-    def _permission(self, row: dict[str, Any], number: int) -> Iterator[Made]:
+    def _permission(self, row: Row, number: int) -> Iterator[Made]:
         key, tool = self._of_call.get(row["tool_call_id"], ((), None))
         at = row["started_at"] or row["ended_at"]
         loop = tool["interaction"] if tool else self._loop_at(row["agent_id"], at)
@@ -462,7 +458,7 @@ def _event(name: str, at: datetime | None, attributes: Attributes) -> Event | No
     return Event(name, dict(attributes), nanoseconds(at)) if at else None
 
 
-def _reason(call: dict[str, Any]) -> str | None:
+def _reason(call: Row) -> str | None:
     """Why the reply ended; old logs only say whether it asked for tools."""
     if call["finish_reason"]:
         return str(call["finish_reason"])
@@ -471,6 +467,6 @@ def _reason(call: dict[str, Any]) -> str | None:
     return _STOP.get(call["status"])
 
 
-def _sum(calls: list[dict[str, Any]], name: str) -> Any:  # noqa: ANN401
+def _sum(calls: list[Row], name: str) -> Any:  # noqa: ANN401
     known = [call[name] for call in calls if call[name] is not None]
     return sum(known) if known else None
