@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from copilot_insights import units
 from copilot_insights.errors import InsightsError
 from copilot_insights.options import (
     Options,
@@ -135,9 +136,11 @@ def _target(
 
 
 def _tell(sent: "Sent", name: str, *, dry_run: bool) -> None:
-    said = [f"{name} {'would get' if dry_run else 'got'} {sent}"]
+    of = units.plural(sent.sessions, "session")
+    said = [f"{name} {'would get' if dry_run else 'got'} {sent} of {of}"]
     if sent.earlier:
-        said.append(f"{sent.earlier:,} sessions were sent before (--again sends them once more)")
+        before = units.plural(sent.earlier, "session")
+        said.append(f"it has {before} from before (--again sends all once more)")
     if sent.waiting:
         said.append(f"{sent.waiting:,} spans wait for their ends")
     note("; ".join(said))
@@ -157,6 +160,7 @@ def _csv(options: Options) -> None:
 
 
 def _tables(options: Options, form: Literal["parquet", "csv"]) -> None:
+    from dataclasses import replace  # noqa: PLC0415
     from io import BytesIO  # noqa: PLC0415
 
     from copilot_insights import reports  # noqa: PLC0415
@@ -167,7 +171,8 @@ def _tables(options: Options, form: Literal["parquet", "csv"]) -> None:
         raise InsightsError(f"export {form} has one format", "Leave --format out.", exit_code=2)
     if options.output is None:
         raise InsightsError("export to where?", f"Use -o DIR for its {form} files.", exit_code=2)
-    tables, _, tz = load_chosen(options, only=tuple(TABLES))
+    # a directory has no suffix that names a format
+    tables, _, tz = load_chosen(replace(options, output=None), only=tuple(TABLES))
     not_empty(tables)
     try:
         options.output.mkdir(parents=True, exist_ok=True)

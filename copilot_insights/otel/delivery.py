@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from copilot_insights.errors import InsightsError
 from copilot_insights.otel import metrics as points
 from copilot_insights.otel import spans
-from copilot_insights.otel.exporters import Target
+from copilot_insights.otel.exporters import Failure, Target
 from copilot_insights.otel.rows import Row, Rows, by_session
 from copilot_insights.otel.spans import Content, Made
 from copilot_insights.otel.state import State
@@ -39,8 +39,11 @@ class Sent:
     waiting: int = 0
     """Spans that are still open, of sessions that may go on."""
 
+    refused: int = 0
+    """Spans and points that the target will not have."""
+
     def __str__(self) -> str:
-        return f"{self.spans:,} spans and {self.points:,} points of {self.sessions:,} sessions"
+        return f"{self.spans:,} spans and {self.points:,} points"
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Delivery:
         self._totals = Totals(
             () if delta else state.counted(), delta=delta, extent=state.extent()
         )  # fmt: skip
+        self._refusal = ""
         self._spans: list[Made] = []
         self._points: list[tuple[str, Added]] = []
         self._sizes: list[tuple[str, int]] = []
@@ -124,26 +128,37 @@ class Delivery:
         for batch in _batches(self._spans, _SPANS, whole=whole):
             noted = [(made.session_id, made.span.context.span_id) for made in batch]
             self._state.note_spans(noted)
-            self._taken(self._target.send_spans([made.span for made in batch]))
-            self._state.confirm_spans(noted)
-            self.sent.spans += len(batch)
+            if self._taken(self._target.send_spans([made.span for made in batch]), len(batch)):
+                self._state.confirm_spans(noted)
+                self.sent.spans += len(batch)
         for some in _batches(self._points, _POINTS, whole=whole):
             amounts = [(name, one.key, one.whole) for name, one in some]
             self._state.note_amounts(amounts)
-            self._taken(self._target.send_metrics(self._totals.metrics(one for _, one in some)))
-            self._state.confirm_amounts(amounts)
-            self._state.extend(self._totals.extent())
-            self.sent.points += len(some)
+            data = self._totals.metrics(one for _, one in some)
+            if self._taken(self._target.send_metrics(data), len(some)):
+                self._state.confirm_amounts(amounts)
+                self._state.extend(self._totals.extent())
+                self.sent.points += len(some)
         if whole:
+            if self._refusal:
+                message = f"{self._target.name} refused {self.sent.refused:,} items"
+                delivered = f"Delivered: {self.sent}"
+                raise InsightsError(f"{message}: {self._refusal}", f"{delivered}.")
             self._state.finish(self._sizes)
             self._sizes.clear()
 
-    def _taken(self, reason: str) -> None:
-        if reason:
-            raise InsightsError(
-                f"{self._target.name} does not take it: {reason}",
-                f"Delivered: {self.sent}; the same command sends the rest.",
-            )
+    def _taken(self, failure: Failure | None, items: int) -> bool:
+        """Whether a batch arrived; one that is refused must not hold up the others."""
+        if failure is None:
+            return True
+        if failure.refused:
+            self.sent.refused += items
+            self._refusal = failure.reason
+            return False
+        raise InsightsError(
+            f"{self._target.name} cannot be reached: {failure.reason}",
+            f"Delivered: {self.sent}; the same command sends the rest.",
+        )
 
 
 def _batches(items: list[_Item], size: int, *, whole: bool) -> Iterator[list[_Item]]:

@@ -5,11 +5,12 @@ variables, over HTTP/protobuf or gRPC, into a file of OTLP/JSON lines, or to the
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 from opentelemetry.sdk.trace import ReadableSpan
@@ -22,6 +23,13 @@ _ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _DEFAULT: Final = {"http/protobuf": "http://localhost:4318", "grpc": "http://localhost:4317"}
 
 
+class Failure(NamedTuple):
+    """Why something did not arrive; `refused`: it would not the next time, either."""
+
+    reason: str
+    refused: bool
+
+
 @dataclass
 class Target:
     """A receiver; `name` tells it from others, in words that people read too."""
@@ -30,17 +38,17 @@ class Target:
     spans: SpanExporter
     metrics: MetricExporter
 
-    def send_spans(self, spans: Sequence[ReadableSpan]) -> str:
-        """Delivers them, retrying as the SDK does. Empty, or why it could not."""
+    def send_spans(self, spans: Sequence[ReadableSpan]) -> Failure | None:
+        """Delivers them, retrying as the SDK does: with back-off, until its time-out."""
         with _complaints() as said:
             done = self.spans.export(spans) is SpanExportResult.SUCCESS
-        return "" if done else _reason(said)
+        return None if done else _failure(said)
 
-    def send_metrics(self, data: MetricsData) -> str:
+    def send_metrics(self, data: MetricsData) -> Failure | None:
         """The same for metrics."""
         with _complaints() as said:
             done = self.metrics.export(data) is MetricExportResult.SUCCESS
-        return "" if done else _reason(said)
+        return None if done else _failure(said)
 
     def close(self) -> None:
         """Releases what it holds."""
@@ -64,9 +72,25 @@ def _complaints() -> Iterator[list[str]]:
         logger.propagate = propagate
 
 
-def _reason(said: list[str]) -> str:
-    text = said[-1] if said else "it gave no reason"
-    return " ".join(text.split())[:300]
+_TRANSIENT: Final = re.compile(r"Transient error (.*) encountered while exporting", re.DOTALL)
+_REFUSED: Final = re.compile(
+    r"code: 4\d\d|INVALID_ARGUMENT|UNIMPLEMENTED|UNAUTHENTICATED|PERMISSION_DENIED|max_request_size"
+)
+
+
+def _failure(said: list[str]) -> Failure:
+    """In words, from what the SDK logged."""
+    text = said[-1] if said else "no reason is given"
+    passing = [found[1] for line in said if (found := _TRANSIENT.search(line))]
+    if passing and "code:" not in text:
+        text = passing[-1]
+    text = " ".join(text.split()).rstrip(".")
+    if "due to timeout" in text:
+        text = "no answer in time (OTEL_EXPORTER_OTLP_TIMEOUT)"
+    for sign in ("Connection refused", "Name or service not known", "timed out", "reset by peer"):
+        if sign.lower() in text.lower():
+            text = sign.lower()
+    return Failure(text.removeprefix("Failed to export ")[:200], bool(_REFUSED.search(text)))
 
 
 def protocol(asked: str | None) -> str:

@@ -373,7 +373,8 @@ def _own(series: _Series, session: Row, rows: Rows, *, settled: bool) -> None:
     for tool in counted("tool_calls"):
         series.add(f"{ours}.tool.outcome.count", 1, gen_ai__tool__name=tool["tool"],
                    status=tool["status"])  # fmt: skip
-    root = [row for row in rows["interactions"] if row["agent_id"] == MAIN]
+    main = (row for row in rows["interactions"] if row["agent_id"] == MAIN)
+    root = [row for row in main if settled or row["outcome"] != "open"]
     for loop, part in product(root, ("llm", "tool", "permission", "hook", "other")):
         series.add(f"{ours}.interaction.time", _milliseconds(loop[f"{part}_ms"]), part=part)
     for wait in rows["permissions"]:
