@@ -127,9 +127,9 @@ class Delivery:
     def _flush(self, *, whole: bool) -> None:
         for batch in _batches(self._spans, _SPANS, whole=whole):
             noted = [(made.session_id, made.span.context.span_id) for made in batch]
-            self._state.note_spans(noted)
+            number = self._state.note_spans(noted)
             if self._taken(self._target.send_spans([made.span for made in batch]), len(batch)):
-                self._state.confirm_spans(noted)
+                self._state.confirm_spans(number)
                 self.sent.spans += len(batch)
         for some in _batches(self._points, _POINTS, whole=whole):
             amounts = [(name, one.key, one.whole) for name, one in some]

@@ -98,11 +98,12 @@ def _hash(size: int, *key: object) -> int:
     return int.from_bytes(blake2b(text, digest_size=size).digest(), "big") or 1
 
 
-def _known(**attributes: Any) -> Attributes:  # noqa: ANN401 (of any attribute type)
-    """Without what is null; `__` stands for a dot."""
-    return {k.replace("__", "."): v for k, v in attributes.items() if v is not None}
+def _known(attributes: Attributes) -> Attributes:
+    """Without what is null."""
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
+_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _STOP: Final = {"ok": "stop", "error": "error"}
 
 
@@ -147,6 +148,7 @@ class _Session:
             if row["started_at"]:
                 self._begins[row["agent_id"]].append((row["started_at"], number))
         self._traces: dict[int | None, int] = {}
+        self._contexts: dict[tuple[object, ...], SpanContext] = {}
 
     def _tool_keys(self) -> Iterator[tuple[str, int]]:
         """An id can come twice."""
@@ -157,10 +159,13 @@ class _Session:
     # --- ids and places -------------------------------------------------------------------
 
     def _context(self, loop: int | None, *key: object) -> SpanContext:
-        return SpanContext(
-            self._trace(loop), _hash(8, self._id, *key), is_remote=False,
-            trace_flags=TraceFlags(TraceFlags.SAMPLED),
-        )  # fmt: skip
+        found = self._contexts.get(key)
+        if found is None:
+            found = SpanContext(
+                self._trace(loop), _hash(8, self._id, *key), is_remote=False, trace_flags=_SAMPLED
+            )
+            self._contexts[key] = found
+        return found
 
     def _trace(self, loop: int | None) -> int:
         """Of the interaction of the root agent that a loop is part of."""
@@ -246,19 +251,21 @@ class _Session:
         failed = row["outcome"] == "error" or (agent is not None and agent["status"] == "failed")
         name = agent["agent_name"] if agent else None
         attributes = _known(
-            gen_ai__operation__name="invoke_agent",
-            gen_ai__provider__name="github",
-            gen_ai__agent__name=name,
-            gen_ai__response__finish_reasons=[_reason(calls[-1])] if calls else None,
-            gen_ai__usage__input_tokens=_sum(calls, "input_tokens"),
-            gen_ai__usage__output_tokens=_sum(calls, "output_tokens"),
-            github__copilot__agent__type="builtin" if agent is None else None,
-            github__copilot__turn_count=row["turns"] if agent is None else None,
-            github__copilot__cost=_sum(calls, "premium_requests") if agent else None,
-            github__copilot__nano_aiu=_sum(calls, "nano_aiu"),
-            github__copilot__git__repository=self._session["repository"],
-            github__copilot__git__branch=self._session["branch"],
-            error__type=(kind or "error") if failed else None,
+            {
+                "gen_ai.operation.name": "invoke_agent",
+                "gen_ai.provider.name": "github",
+                "gen_ai.agent.name": name,
+                "gen_ai.response.finish_reasons": [_reason(calls[-1])] if calls else None,
+                "gen_ai.usage.input_tokens": _sum(calls, "input_tokens"),
+                "gen_ai.usage.output_tokens": _sum(calls, "output_tokens"),
+                "github.copilot.agent.type": "builtin" if agent is None else None,
+                "github.copilot.turn_count": row["turns"] if agent is None else None,
+                "github.copilot.cost": _sum(calls, "premium_requests") if agent else None,
+                "github.copilot.nano_aiu": _sum(calls, "nano_aiu"),
+                "github.copilot.git.repository": self._session["repository"],
+                "github.copilot.git.branch": self._session["branch"],
+                "error.type": (kind or "error") if failed else None,
+            }
         )
         # what ran before the message (hooks at the session's start) is part of the trace
         start = row["started_at"]
@@ -291,28 +298,30 @@ class _Session:
         model, child = call["model"], call["agent_id"] != MAIN
         ttft = call["ttft_ms"]
         attributes = _known(
-            gen_ai__operation__name="chat",
-            gen_ai__provider__name="github",
-            gen_ai__request__model=model,
-            gen_ai__response__model=model if call["status"] == "ok" else None,
-            gen_ai__response__id=call["api_call_id"],
-            gen_ai__response__finish_reasons=[_reason(call)] if _reason(call) else None,
-            gen_ai__response__time_to_first_chunk=ttft / 1000 if ttft is not None else None,
-            gen_ai__conversation__compacted=self._is_packed(call) or None,
-            gen_ai__usage__input_tokens=call["input_tokens"],
-            gen_ai__usage__output_tokens=call["output_tokens"],
-            gen_ai__usage__cache_read__input_tokens=call["cache_read_tokens"],
-            gen_ai__usage__cache_creation__input_tokens=call["cache_write_tokens"] or None,
-            gen_ai__usage__reasoning__output_tokens=call["reasoning_tokens"],
-            github__copilot__cost=call["premium_requests"],
-            github__copilot__nano_aiu=call["nano_aiu"],
-            github__copilot__server_duration=float(call["llm_ms"])
-            if call["llm_ms_source"] == "usage_record" and call["llm_ms"] is not None
-            else None,
-            github__copilot__initiator=call["initiator"],
-            github__copilot__turn_id=None if child else call["turn_id"],
-            github__copilot__interaction_id=None if child else call["interaction_id"],
-            error__type="ModelCallError" if failed else None,
+            {
+                "gen_ai.operation.name": "chat",
+                "gen_ai.provider.name": "github",
+                "gen_ai.request.model": model,
+                "gen_ai.response.model": model if call["status"] == "ok" else None,
+                "gen_ai.response.id": call["api_call_id"],
+                "gen_ai.response.finish_reasons": [_reason(call)] if _reason(call) else None,
+                "gen_ai.response.time_to_first_chunk": ttft / 1000 if ttft is not None else None,
+                "gen_ai.conversation.compacted": self._is_packed(call) or None,
+                "gen_ai.usage.input_tokens": call["input_tokens"],
+                "gen_ai.usage.output_tokens": call["output_tokens"],
+                "gen_ai.usage.cache_read.input_tokens": call["cache_read_tokens"],
+                "gen_ai.usage.cache_creation.input_tokens": call["cache_write_tokens"] or None,
+                "gen_ai.usage.reasoning.output_tokens": call["reasoning_tokens"],
+                "github.copilot.cost": call["premium_requests"],
+                "github.copilot.nano_aiu": call["nano_aiu"],
+                "github.copilot.server_duration": float(call["llm_ms"])
+                if call["llm_ms_source"] == "usage_record" and call["llm_ms"] is not None
+                else None,
+                "github.copilot.initiator": call["initiator"],
+                "github.copilot.turn_id": None if child else call["turn_id"],
+                "github.copilot.interaction_id": None if child else call["interaction_id"],
+                "error.type": "ModelCallError" if failed else None,
+            }
         )
         if self._content:
             attributes |= self._content.chat(call["agent_id"], replied)
@@ -340,15 +349,17 @@ class _Session:
         shell = tool if row["category"] == "shell" and row["exit_code"] is not None else None
         cause = tool_error(row) if status in {"failed", "denied", "interrupted"} else None
         attributes = _known(
-            gen_ai__operation__name="execute_tool",
-            gen_ai__provider__name="github",
-            gen_ai__tool__name=tool,
-            gen_ai__tool__call__id=row["tool_call_id"],
-            gen_ai__tool__type="function",
-            gen_ai__agent__name=agent["agent_name"] if agent else None,
-            process__executable__name=shell,
-            process__exit__code=row["exit_code"],
-            error__type=cause,
+            {
+                "gen_ai.operation.name": "execute_tool",
+                "gen_ai.provider.name": "github",
+                "gen_ai.tool.name": tool,
+                "gen_ai.tool.call.id": row["tool_call_id"],
+                "gen_ai.tool.type": "function",
+                "gen_ai.agent.name": agent["agent_name"] if agent else None,
+                "process.executable.name": shell,
+                "process.exit.code": row["exit_code"],
+                "error.type": cause,
+            }
         )
         if self._content:
             attributes |= self._content.tool(row["tool_call_id"])
@@ -374,8 +385,10 @@ class _Session:
         loop = tool["interaction"] if tool else self._loop_at(row["agent_id"], at)
         parent = self._context(loop, "execute_tool", *key) if tool else self._parent(loop)
         attributes = _known(
-            github__copilot__permission__kind=row["kind"],
-            github__copilot__permission__result=row["outcome"],
+            {
+                "github.copilot.permission.kind": row["kind"],
+                "github.copilot.permission.result": row["outcome"],
+            }
         )
         last = self._loops.get(-1 if loop is None else loop, {}).get("ended_at")
         return self._span(

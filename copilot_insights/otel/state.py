@@ -15,8 +15,9 @@ from typing import Final, Self
 from copilot_insights.errors import InsightsError
 
 _SCHEMA: Final = """
+create table if not exists batches (batch integer primary key, sent integer);
 create table if not exists spans (
-    target text, session text, id blob, sent integer, primary key (target, session, id)
+    target text, session text, id blob, batch integer, primary key (target, session, id)
 ) without rowid;
 create table if not exists series (
     target text, session text, key text, value text, sent text,
@@ -90,22 +91,25 @@ class State:
 
     def sent(self, session: str) -> set[int]:
         """The ids of its spans that arrived."""
-        query = "select id from spans where target = ? and session = ? and sent"
+        query = (
+            "select id from spans join batches using (batch)"
+            " where target = ? and session = ? and sent"
+        )
         with closing(self._base.execute(query, (self._target, session))) as rows:
             return {int.from_bytes(row[0], "big") for row in rows}
 
-    def note_spans(self, spans: Iterable[tuple[str, int]]) -> None:
-        """That these (session, id) are about to be sent."""
-        rows = [(self._target, session, id_.to_bytes(8, "big")) for session, id_ in spans]
+    def note_spans(self, spans: Iterable[tuple[str, int]]) -> int:
+        """That these (session, id) are about to be sent; the number of their batch."""
         with self._writing() as base:
-            base.executemany("insert or ignore into spans values (?, ?, ?, 0)", rows)
+            batch = base.execute("insert into batches (sent) values (0)").lastrowid or 0
+            rows = [(self._target, name, id_.to_bytes(8, "big"), batch) for name, id_ in spans]
+            base.executemany("insert or replace into spans values (?, ?, ?, ?)", rows)
+        return batch
 
-    def confirm_spans(self, spans: Iterable[tuple[str, int]]) -> None:
+    def confirm_spans(self, batch: int) -> None:
         """That they arrived."""
-        rows = [(self._target, session, id_.to_bytes(8, "big")) for session, id_ in spans]
-        query = "update spans set sent = 1 where target = ? and session = ? and id = ?"
         with self._writing() as base:
-            base.executemany(query, rows)
+            base.execute("update batches set sent = 1 where batch = ?", (batch,))
 
     def counted(self, session: str | None = None) -> Iterator[tuple[str, str, str]]:
         """(session, series, amount) that arrived, of one session or of all."""
