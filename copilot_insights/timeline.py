@@ -194,17 +194,23 @@ def _lines(axis: Axis, rows: list[_Row], width: int) -> Iterator[Line]:
         after, name, numbers = line([texts[n] for _, texts in columns], row.label)
         bars = grid.layers([*folds, *row.spans])
         yield ((after, "dim"), (name, row.style), (numbers, ""), *bars)
-    yield _legend(span for row in rows for span in row.spans)
+    yield from _legend((span for row in rows for span in row.spans), width)
 
 
 def _folds(axis: Axis) -> list[_Span]:
     return [_Span(fold.place, fold.place + fold.width, "fold") for fold in axis.folds]
 
 
-def _legend(spans: Iterable[_Span]) -> Line:
+def _legend(spans: Iterable[_Span], width: int) -> Iterator[Line]:
     drawn = {span.kind for span in spans}
     words = [f"{sign} {text}" for kind, (sign, _, text) in _INK.items() if kind in drawn and text]
-    return (("   ".join(words), "dim"),)
+    line = ""
+    for word in words:
+        if line and len(line) + 3 + len(word) > width:
+            yield ((line, "dim"),)
+            line = ""
+        line += ("   " if line else "") + word
+    yield ((line, "dim"),)
 
 
 @dataclass(frozen=True)
@@ -321,7 +327,7 @@ def _strips(fall: Waterfall, width: int, most: int) -> Iterator[Line]:
             (counts, ""),
         )
     drawn = (span for strip in strips.values() for span in (*strip.spans, *strip.points))
-    yield _legend(drawn)
+    yield from _legend(drawn, width)
     words = f"A line is {units.duration(step)}, a cell {units.duration(step / rest)}."
     yield ((f"{words} --limit 0 draws a line per call.", "dim"),)
 

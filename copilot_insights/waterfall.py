@@ -25,7 +25,7 @@ BANDS: Final = {
     "model": "model",
     "compaction": "model",
     "tool": "tools",
-    "permission": "permissions",
+    "permission": "waits",
     "hook": "hooks",
 }
 """Kind of a bar → the band of rows that it stands in, from the top down."""
@@ -299,19 +299,19 @@ def _marks(part: dict[str, pl.DataFrame]) -> Iterator[dict[str, Any]]:
 _Stretch = tuple[int, int]
 _WORTH_MS: Final = 500
 _WORTH: Final = 0.1
-_FOLDED: Final = 0.25
+_FOLDED: Final = 0.2
 
 
 def _axis(bars: list[dict[str, Any]], marks: Iterable[int], end: int) -> Axis:
     """Folds stretches in which nobody works (waiting for the user, between prompts or within
     a turn) that are longer than a tenth of the work; all folds together take at most a
-    quarter of the work's length.
+    fifth of the work's length.
     """
     work = _merged([*_work(bars), *((mark, mark) for mark in marks), (0, 0), (end, end)])
     busy = sum(to - from_ for from_, to in work)
     worth = max(_WORTH_MS, _WORTH * busy)
     idle = [(a[1], b[0]) for a, b in pairwise(work) if b[0] - a[1] > worth]
-    width = max(1.0, min(worth / 2, _FOLDED * busy / max(1, len(idle))))
+    width = max(1.0, min(worth / 3, _FOLDED * busy / max(1, len(idle))))
     folds: list[Fold] = []
     saved = 0.0
     for from_, to in idle:

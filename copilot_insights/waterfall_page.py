@@ -187,7 +187,7 @@ def _facts(bar: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if bar["kind"] == "turn" and bar["model"]:
         yield "model", clean(bar["model"])
     if bar["detail"]:
-        yield "says", clean(bar["detail"])
+        yield "detail", clean(bar["detail"])
 
 
 _IF_ANY: Final = frozenset({"permission_ms", "hook_ms"})

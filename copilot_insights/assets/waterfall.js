@@ -105,12 +105,13 @@
       g.setLineDash([]); g.globalAlpha = 1;
     }
     g.fillStyle = ink.paper; g.fillRect(gutter, 0, right, TOP - 8);
+    labels(scroll);
     ruler(right);
     g.restore();
-    labels(scroll);
     canvas.dataset.drawn = String(performance.now() - begun);
   }
   function box(bar, from, top, wide, high, what, n) {
+    if (wide > 4) wide -= 1;  // so that neighbours do not run into each other
     const start = Math.max(from, gutter - 2), end = Math.min(from + wide, width + 2);
     g.fillStyle = ink[what];
     if (bar[OPEN]) {  // no end in the log: fades out
@@ -177,13 +178,16 @@
       free = at + room;
       g.fillStyle = ink.paper; g.fillRect(at, 18, room, 16); g.fillStyle = ink.ink; g.fillText(text, at + 4, 26);
     }
+    g.restore(); g.save();  // the first one stands on the edge
     for (const mark of marks) {
       const at = x(mark.at);
+      if (at < gutter - 1) continue;
       g.fillStyle = mark.bad ? ink.failed : ink.ink;
       g.textAlign = "center"; g.fillText(mark.sign, at, 9); g.textAlign = "start";
     }
   }
   function labels(scroll) {
+    g.restore(); g.save();
     g.fillStyle = ink.paper; g.fillRect(0, 0, gutter, TOP - 8);
     g.strokeStyle = ink.line; g.beginPath(); g.moveTo(gutter - 0.5, 0); g.lineTo(gutter - 0.5, height);
     g.moveTo(0, TOP - 8.5); g.lineTo(width, TOP - 8.5); g.stroke();
@@ -200,7 +204,8 @@
       g.fillText(short(lane.name, (half || gutter) - 8), 8 + Math.min(lane.depth, 3) * (half ? 6 : 0), lane.y + ROW_H / 2 - scroll);
       g.font = "12px system-ui, sans-serif";
     }
-    g.restore();
+    g.restore(); g.save();
+    g.beginPath(); g.rect(gutter, 0, width - gutter, TOP - 8); g.clip();
   }
 
   // --- what is under the pointer, and what is picked ---------------------------------------
