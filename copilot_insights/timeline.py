@@ -303,7 +303,7 @@ def _strips(fall: Waterfall, width: int, most: int) -> Iterator[Line]:
     label = max(map(cells, names.values())) if len(names) > 1 else 0
     label = min(label, 16)
     after = [units.duration(round(axis.time(n * step))) for n in range(number)]
-    size = max(map(len, after))
+    size = max(map(len, ("after", *after)))
     numbers = sum(map(len, _NUMBERS)) + len(_GAP) * len(_NUMBERS)
     rest = width - size - len(_GAP) - (label + len(_GAP) if label else 0) - numbers
 

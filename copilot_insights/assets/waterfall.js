@@ -173,8 +173,8 @@
     let free = -Infinity;
     for (const [from, wide, said] of folds) {
       stripes(x(from), 0, wide * scale, TOP - 8);
-      const text = `≈ ${said}`, room = g.measureText(text).width + 8, at = x(from + wide / 2) - room / 2;
-      if (at < free) continue;
+      const text = `≈ ${said}`, room = g.measureText(text).width + 8, at = Math.max(gutter + 1, x(from + wide / 2) - room / 2);
+      if (at < free || x(from + wide) < gutter || at + room > right) continue;
       free = at + room;
       g.fillStyle = ink.paper; g.fillRect(at, 18, room, 16); g.fillStyle = ink.ink; g.fillText(text, at + 4, 26);
     }
