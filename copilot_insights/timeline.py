@@ -235,7 +235,7 @@ class _Grid:
         drawn: list[str | None] = [None] * self.width
         for span in spans:
             for cell, part in self._cells(span):
-                if part >= 1 / 2 or span.kind in _POINTS or drawn[cell] in {None, "folded"}:
+                if part >= 1 / 2 or span.kind in _POINTS or drawn[cell] in {None, "folded", "turn"}:
                     drawn[cell] = span.kind
         return _inked(drawn)
 
