@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 from copilot_insights import load, metrics
+from copilot_insights.waterfall import waterfall
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -80,6 +81,9 @@ def test_what_the_notebooks_say_is_so():
     bash = [
         metrics.tools(side).row(by_predicate=pl.col("tool") == "bash", named=True) for side in sides
     ]
+    sub2 = load(ROOT / "sample_logs/sub2-1.0.102")
+    bars = waterfall(sub2, sub2.sessions["session_id"][0]).bars
+    tasks = bars.filter(name="task").sort("duration_ms", descending=True)["duration_ms"].to_list()
     mock, view, edit = models["mock-model"], tools["view"], tools["edit"]
     said = {
         "1_tour": [
@@ -108,6 +112,10 @@ def test_what_the_notebooks_say_is_so():
             f"{sources['usage_record']} sessions have usage records",
             f"{sources['shutdown']} state totals",
             f"({o['compaction_input_tokens']:,} tokens in)",
+        ],
+        "4_one_session": [
+            f"{bars.height} bars here",
+            f"({tasks[0]} ms and {tasks[1]} ms)",
         ],
         "5_before_and_after": [
             f"{sides[0].sessions.height} sessions on each side",
