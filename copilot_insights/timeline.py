@@ -84,7 +84,8 @@ def timeline(
         else:
             yield from _lines(fall.axis, rows, width)
 
-    return Section("timeline", "", fall.bars, lines=head, picture=picture)
+    note = f"{units.plural(fall.untimed, 'call')} without a time." if fall.untimed else ""
+    return Section("timeline", "", fall.bars, lines=head, picture=picture, note=note)
 
 
 # --- a line per call ----------------------------------------------------------------------

@@ -110,9 +110,9 @@ class Waterfall:
         bars: a row per interaction, turn, model call, compaction, tool call, permission and
             hook. started_at and ended_at are those of the tables; from_ms and to_ms are where
             it is drawn, since the start; duration_ms is the latency that the tables state.
-            What has no time at all is not here.
         marks: a row per message, nudge, error, abort, retry and truncation.
         axis: time → place.
+        untimed: how many rows of the tables have no time, and so no bar.
     """
 
     session: dict[str, Any]
@@ -120,6 +120,7 @@ class Waterfall:
     bars: pl.DataFrame
     marks: pl.DataFrame
     axis: Axis
+    untimed: int
 
 
 def waterfall(tables: Tables, session_id: str) -> Waterfall:
@@ -132,7 +133,8 @@ def waterfall(tables: Tables, session_id: str) -> Waterfall:
     session = tables.sessions.row(by_predicate=of, named=True)
     part = {name: tables.table(name).filter(of) for name in NEEDED}
     agents = _agents(part)
-    bars = [bar for bar in _bars(part) if bar["started_at"] or bar["ended_at"]]
+    rows = list(_bars(part))
+    bars = [bar for bar in rows if bar["started_at"] or bar["ended_at"]]
     start = session["started_at"] or min(
         (bar["started_at"] or bar["ended_at"] for bar in bars), default=None
     )
@@ -156,6 +158,7 @@ def waterfall(tables: Tables, session_id: str) -> Waterfall:
         _frame([own | bar for bar in bars], _BARS).sort("lane", "row", "from_ms"),
         _frame([own | mark for mark in marks], _MARKS).sort("at_ms", maintain_order=True),
         _axis(bars, [mark["at_ms"] for mark in marks], end),
+        len(rows) - len(bars),
     )
 
 

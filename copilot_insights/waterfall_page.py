@@ -79,6 +79,7 @@ def waterfall_page(
         if kind in kinds
     )
     bars = units.plural(fall.bars.height, "bar")
+    untimed = f" {units.plural(fall.untimed, 'call')} without a time." if fall.untimed else ""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -103,7 +104,7 @@ form-action 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'">
 the arrow keys go from one to the next" aria-describedby="picked">
 <canvas></canvas><div></div></div>
 <p class="help">Drag to move, Ctrl + wheel or + and &minus; to zoom, 0 for all; ← → go from bar to \
-bar. A fading bar has no end in the log.</p>
+bar. A fading bar has no end in the log.{untimed}</p>
 <div id="picked" aria-live="polite"></div>
 <details><summary>The same as a table</summary><div class="wide"><table>
 <thead><tr><th>after</th><th>agent</th><th>kind</th><th>what</th><th>took</th><th>status</th></tr></thead>

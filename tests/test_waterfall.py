@@ -232,6 +232,18 @@ def test_what_a_log_says_takes_no_effect_on_a_terminal(tmp_path, cli):
     assert "\\x1b[31m" in cli("show", "--timeline", path, width=200)[1].replace("…", "")
 
 
+def test_calls_without_a_time_are_said(tmp_path, cli):
+    path = tmp_path / "events.jsonl"
+    text = session_lines(6)
+    path.write_text(text.replace('"timestamp"', '"when"'), encoding="utf-8")
+    code, out, _ = cli("show", "--timeline", path)
+    assert code == 0
+    assert "without a time" in out
+    fall = waterfall(load(path), "long-session")
+    assert fall.bars.is_empty()
+    assert fall.untimed >= 6
+
+
 def test_show_says_what_cannot_be(cli, tmp_path):
     log = ROOT / "sample_logs/tools-1.0.102"
     for words in (["--html", "--timeline"], ["--timeline", "--content"], ["--html", "--json"]):

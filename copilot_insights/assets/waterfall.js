@@ -5,7 +5,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const { bars, marks, lanes, folds, knots, length } = data;
   const [LANE, ROW, KIND, NAME, STATUS, OPEN, FROM, TO, FACTS, SAID] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
-  const ROW_H = 18, GAP = 12, TOP = 44, MIN_W = 2;
+  const ROW_H = 18, GAP = 12, TOP = 44, MIN_W = 2, EDGE = 28;
   const view = document.getElementById("view"), canvas = view.querySelector("canvas");
   const tip = document.getElementById("tip"), picked = document.getElementById("picked");
   const g = canvas.getContext("2d");
@@ -51,10 +51,10 @@
     canvas.style.width = `${width}px`; canvas.style.height = `${height}px`;
     g.setTransform(dots, 0, 0, dots, 0, 0);
   }
-  const least = () => (width - gutter - 8) / Math.max(1, length);
+  const least = () => (width - gutter - EDGE) / Math.max(1, length);
   function clamp() {
     scale = Math.min(Math.max(scale, least()), 40);
-    left = Math.min(Math.max(left, 0), Math.max(0, length - (width - gutter - 8) / scale));
+    left = Math.min(Math.max(left, 0), Math.max(0, length - (width - gutter - EDGE) / scale));
   }
   function fit() { scale = least(); left = 0; redraw(); }
   function zoom(by, at) {
@@ -119,7 +119,8 @@
       fade.addColorStop(0, ink[what]); fade.addColorStop(1, ink.paper);
       g.fillStyle = fade;
       g.fillRect(start, top, Math.max(14, end - start), high);
-      g.fillStyle = ink[what];
+      g.fillStyle = ink[what]; g.strokeStyle = ink.soft; g.setLineDash([3, 3]);
+      g.strokeRect(start + 0.5, top + 0.5, Math.max(14, end - start) - 1, high - 1); g.setLineDash([]);
       const tip = from + Math.max(wide, 14);
       g.beginPath(); g.moveTo(tip, top); g.lineTo(tip + 6, top + high / 2); g.lineTo(tip, top + high); g.fill();
     } else g.fillRect(start, top, end - start, high);
