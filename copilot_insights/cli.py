@@ -4,21 +4,18 @@ exits; everything else is imported late, so that --help is instant.
 
 import os
 import sys
-from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from copilot_insights import __version__
-from copilot_insights.commands import export
+from copilot_insights.commands import export, show
 from copilot_insights.errors import InsightsError
 from copilot_insights.options import (
     Options,
     load_chosen,
     not_empty,
     note,
-    one_session,
     put,
     reading,
     some_event,
@@ -44,7 +41,6 @@ TABLE_NAMES: Final = (
     "permissions", "hooks", "incidents", "events",
 )  # fmt: skip
 _Option = typer.Option
-STDIN: Final = "-"
 
 
 # --- commands -----------------------------------------------------------------------------
@@ -93,29 +89,7 @@ def table(
     not_empty(tables)
 
 
-@app.command()
-@reading
-def show(
-    options: Options,
-    which: Annotated[
-        str | None,
-        typer.Argument(metavar="SESSION", help="Its id's beginning, or its log; default: newest."),
-    ] = None,
-    *,
-    content: Annotated[bool, _Option("--content", help="Print what was said, too.")] = False,
-) -> None:
-    """One session as a tree, with times."""
-    from copilot_insights.tree import show as tree  # noqa: PLC0415
-
-    if which and (which == STDIN or "/" in which or Path(which).exists()):
-        options = replace(options, paths=[which, *(options.paths or [])])
-        which = None
-    tables, _, tz = load_chosen(options)
-    some_event(tables, options)
-    if not tables.sessions.height:
-        raise typer.Exit(1)
-    session_id = one_session(tables, which)
-    put([tree(tables, session_id, tz, content=content)], options, tz)
+show.register(app)
 
 
 @app.command()

@@ -2,7 +2,7 @@
 lines of it that people read; how it looks is `render`'s business.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -27,6 +27,10 @@ class Column:
     rank: int = 0
 
 
+Line = tuple[tuple[str, str], ...]
+"""A line of a picture in characters: texts and how they look (names of rich)."""
+
+
 @dataclass(frozen=True)
 class Section:
     """A part of a report.
@@ -41,6 +45,7 @@ class Section:
         note: a sentence below.
         limit: rows shown to people; all are in the other formats.
         newest: the shown rows are the last ones, not the first.
+        picture: instead of columns, lines for a width in cells.
     """
 
     name: str
@@ -52,6 +57,7 @@ class Section:
     note: str = ""
     limit: int | None = None
     newest: bool = False
+    picture: Callable[[int], Iterable[Line]] | None = None
 
 
 _AMOUNTS: Final = (
