@@ -37,13 +37,14 @@ interactions
 accounting
 tables
 loading
+rows follow
 metrics
 reports
+live
 content waterfall
 render
 tree
 timeline waterfall_page
-otel.rows
 otel.spans
 otel.metrics otel.content otel.state otel.exporters
 otel.temporality

@@ -11,10 +11,10 @@ from copilot_insights.errors import InsightsError
 from copilot_insights.otel import metrics as points
 from copilot_insights.otel import spans
 from copilot_insights.otel.exporters import Failure, Target
-from copilot_insights.otel.rows import Row, Rows, by_session
 from copilot_insights.otel.spans import Content, Made
 from copilot_insights.otel.state import State
 from copilot_insights.otel.temporality import Added, Totals, added, preferred
+from copilot_insights.rows import Row, Rows, by_session
 from copilot_insights.tables import Tables
 
 USED: Final = tuple(dict.fromkeys((*spans.USED, *points.USED)))
@@ -63,10 +63,7 @@ class Delivery:
     def __init__(self, target: Target, state: State, what: What) -> None:
         self.sent = Sent()
         self._target, self._state, self._what = target, state, what
-        delta = preferred()
-        self._totals = Totals(
-            () if delta else state.counted(), delta=delta, extent=state.extent()
-        )  # fmt: skip
+        self._totals = self._new_totals()
         self._refusal = ""
         self._spans: list[Made] = []
         self._points: list[tuple[str, Added]] = []
@@ -78,29 +75,45 @@ class Delivery:
         *,
         now: datetime | None = None,
         progress: Callable[[float], None] | None = None,
+        metrics: bool = True,
     ) -> None:
-        """Everything of these sessions that the target has not got.
+        """Everything of these sessions that the target has not got; metrics only if asked.
 
-        Raises InsightsError when it does not take it, after what it took is noted.
+        Raises InsightsError when it does not take it, after what it took is noted; the same
+        call sends the rest.
         """
         now = now or datetime.now(UTC)
-        for number, (session, rows) in enumerate(by_session(tables, USED), 1):
-            size = session["bytes"] or 0
-            ended = session["ended_at"]
-            settled = session["ending"] != "none" or (ended is not None and now - ended > SETTLED)
-            if self._state.size(session["session_id"]) == size:
-                self.sent.earlier += 1
-                continue
-            self._add(session, rows, settled=settled)
-            if settled:
-                self._sizes.append((session["session_id"], size))
-            if len(self._spans) >= _SPANS or len(self._points) >= _POINTS:
-                self._flush(whole=False)
-            if progress:
-                progress(number / tables.sessions.height)
-        self.flush()
+        try:
+            for number, (session, rows) in enumerate(by_session(tables, USED), 1):
+                self._session(session, rows, now, metrics=metrics and self._what.metrics)
+                if progress:
+                    progress(number / tables.sessions.height)
+            self._flush(whole=True)
+        except BaseException:
+            self._spans.clear()
+            self._points.clear()
+            self._sizes.clear()
+            self._totals = self._new_totals()
+            raise
 
-    def _add(self, session: Row, rows: Rows, *, settled: bool) -> None:
+    def _new_totals(self) -> Totals:
+        delta = preferred()
+        counted = () if delta else self._state.counted()
+        return Totals(counted, delta=delta, extent=self._state.extent())
+
+    def _session(self, session: Row, rows: Rows, now: datetime, *, metrics: bool) -> None:
+        name, size, ended = session["session_id"], session["bytes"] or 0, session["ended_at"]
+        if self._state.size(name) == size:
+            self.sent.earlier += 1
+            return
+        settled = session["ending"] != "none" or (ended is not None and now - ended > SETTLED)
+        self._add(session, rows, settled=settled, metrics=metrics)
+        if settled and metrics == self._what.metrics:
+            self._sizes.append((name, size))
+        if len(self._spans) >= _SPANS or len(self._points) >= _POINTS:
+            self._flush(whole=False)
+
+    def _add(self, session: Row, rows: Rows, *, settled: bool, metrics: bool) -> None:
         name, what = session["session_id"], self._what
         before = len(self._spans), len(self._points)
         if what.traces:
@@ -113,16 +126,12 @@ class Delivery:
                     self._spans.append(made)
                 else:
                     self.sent.waiting += 1
-        if what.metrics:
+        if metrics:
             counted = {key: amount for _, key, amount in self._state.counted(name)}
             found = points.session_points(session, rows, what.profile, settled=settled)
             self._points += ((name, one) for one in added(found, counted))
         if (len(self._spans), len(self._points)) != before:
             self.sent.sessions += 1
-
-    def flush(self) -> None:
-        """Sends what is collected. Raises InsightsError when the target does not take it."""
-        self._flush(whole=True)
 
     def _flush(self, *, whole: bool) -> None:
         for batch in _batches(self._spans, _SPANS, whole=whole):

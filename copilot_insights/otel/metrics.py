@@ -14,8 +14,8 @@ from datetime import datetime
 from itertools import product
 from typing import Any, Final, Literal, NamedTuple
 
-from copilot_insights.otel.rows import Row, Rows, by_session
 from copilot_insights.otel.spans import nanoseconds, tool_error
+from copilot_insights.rows import Row, Rows, by_session
 from copilot_insights.schema import MAIN
 from copilot_insights.tables import Tables
 

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from copilot_insights.otel.rows import Row, Rows, by_session
+from copilot_insights.rows import Row, Rows, by_session
 from copilot_insights.schema import MAIN
 from copilot_insights.tables import Tables
 

@@ -1,4 +1,4 @@
-"""Tables → the rows of one session at a time, which is what spans and points are made of."""
+"""Tables → the rows of one session at a time, for what is made session by session."""
 
 from collections.abc import Collection, Iterator
 from typing import Any
