@@ -266,6 +266,16 @@ def test_calls_without_a_time_are_said(tmp_path, cli):
     assert fall.untimed >= 6
 
 
+def test_content_of_what_cannot_be_read_twice_is_said(cli, monkeypatch):
+    log = ROOT / "sample_logs/tools-1.0.102/events.jsonl"
+    for words in (["--content"], ["--content", "--html"]):
+        with log.open() as file:
+            monkeypatch.setattr("sys.stdin", file)
+            code, out, err = cli("show", "-", *words)
+        assert (code, out) == (1, "")
+        assert "again for its content" in err
+
+
 def test_show_says_what_cannot_be(cli, tmp_path):
     log = ROOT / "sample_logs/tools-1.0.102"
     for words in (["--html", "--timeline"], ["--timeline", "--content"], ["--html", "--json"]):
