@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from copilot_insights.errors import InsightsError
 from copilot_insights.schema import MAIN
 
 
@@ -14,7 +15,7 @@ class Content:
 
     def __init__(self, log: Path | None) -> None:
         self._said: dict[tuple[Any, ...], str] = {}
-        for line in log.read_bytes().split(b"\n") if log else ():
+        for line in _lines(log) if log else ():
             try:
                 event = msgspec.json.decode(line)
                 data = event["data"]
@@ -52,6 +53,16 @@ class Content:
     def tool(self, call: str | None) -> str | None:
         """Arguments → result of a call."""
         return self._said.get(("tool", call))
+
+
+def _lines(log: Path) -> list[bytes]:
+    try:
+        return log.read_bytes().split(b"\n")
+    except OSError as error:  # standard input, or a log that was moved meanwhile
+        why = error.strerror
+        raise InsightsError(
+            f"cannot read {log} again for its content: {why}", "Give the path of the log."
+        ) from None
 
 
 def _json(value: object) -> str:

@@ -105,12 +105,11 @@ def _rows(fall: Waterfall) -> Iterator[_Row]:
             within["tool", bar["tool_call_id"]].append(bar)
         else:
             own[bar["agent_id"]].append(bar)
-    names = {}
+    subs = fall.lanes.filter(pl.col("agent_id") != MAIN)
+    names = dict(subs.select("agent_id", "name").iter_rows())
     started: defaultdict[Any, list[str]] = defaultdict(list)
-    for lane in fall.lanes.filter(pl.col("agent_id") != MAIN).iter_rows(named=True):
-        names[lane["agent_id"]] = lane["name"]
-        call = lane["tool_call_id"]
-        started[call if call in tools else None].append(lane["agent_id"])
+    for sub, call in subs.select("agent_id", "tool_call_id").iter_rows():
+        started[call if call in tools else None].append(sub)
     own[MAIN] += _between(fall)
 
     def agent(name: str, depth: int) -> Iterator[_Row]:
@@ -121,8 +120,11 @@ def _rows(fall: Waterfall) -> Iterator[_Row]:
             for sub in started.pop(key[1], ()) if bar["kind"] == "tool" else ():
                 yield from agent(sub, level + 1)
 
-    for name in (MAIN, *started[None]):
-        yield from agent(name, 0)
+    yield from agent(MAIN, 0)
+    # no call is known of them, or nobody made it, as damaged logs have it
+    for call in (None, *started):
+        for name in started.pop(call, ()):
+            yield from agent(name, 0)
 
 
 def _between(fall: Waterfall) -> Iterator[_Bar]:
