@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from copilot_insights import units
 from copilot_insights.reports import Column, Section
 from copilot_insights.rows import Row, Rows, by_session
 from copilot_insights.schema import AT, MAIN
@@ -64,6 +65,11 @@ def status(tables: Tables, now: datetime) -> pl.DataFrame:
     """
     found = [_row(session, rows, now) for session, rows in by_session(tables, USED)]
     return ordered(pl.DataFrame(found, schema=_SCHEMA, orient="row"))
+
+
+def nothing() -> pl.DataFrame:
+    """No session."""
+    return pl.DataFrame(schema=_SCHEMA)
 
 
 def ordered(frame: pl.DataFrame) -> pl.DataFrame:
@@ -162,8 +168,8 @@ def _warning(rows: Rows, state: str, elapsed: int | None) -> str | None:
     return "repeats a call" if repeats and state not in {"ended", "killed"} else None
 
 
-def section(frame: pl.DataFrame) -> Section:
-    """What is seen of it."""
+def section(frame: pl.DataFrame, sessions: int, limit: int | None = None) -> Section:
+    """What is seen of it, of so many sessions in all."""
     shown = frame.with_columns(
         id=pl.col("session_id").str.head(8),
         doing=pl.concat_str("state", pl.when(pl.col("what") != "").then("what"),
@@ -187,5 +193,5 @@ def section(frame: pl.DataFrame) -> Section:
         Column("warning", "note", "text", 1),
     )
     going = frame.filter(~pl.col("state").is_in(["ended", "killed"])).height
-    title = f"{going} of {frame.height} sessions go on"
-    return Section("watch", title, frame, columns, shown)
+    title = f"{going} of {units.plural(sessions, 'session')} going on"
+    return Section("watch", title, frame, columns, shown, limit=limit)

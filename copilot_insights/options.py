@@ -180,7 +180,7 @@ def put(sections: "list[Section]", options: Options, tz: str, *, found: bool = T
     if not found and form in {"table", "markdown"}:
         return
     if options.output is None:
-        width, color = _terminal()
+        width, color = terminal()
         _write(sys.stdout, render(sections, form, tz=tz, width=width, color=color))
         return
     text = "".join(render(sections, form, tz=tz, width=120))  # before the file is touched
@@ -207,7 +207,7 @@ def _write(file: Any, pieces: Iterable[str]) -> None:  # noqa: ANN401
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
-def _terminal() -> tuple[int, bool]:
+def terminal() -> tuple[int, bool]:
     """Width, and whether to use colour (never with NO_COLOR, or into a pipe)."""
     from shutil import get_terminal_size  # noqa: PLC0415
 

@@ -48,17 +48,18 @@ timeline waterfall_page
 otel.spans
 otel.metrics otel.content otel.state otel.exporters
 otel.temporality
-otel.delivery
+otel.delivery otel.prometheus
+otel.live
 options
-commands.show commands.export
+commands.show commands.export commands.watch
 cli
 """
 RANK = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
 
 # what is slow to import, or prints, or talks → the modules that may, and when
 CONFINED = {
-    "typer": {"cli", "options", "commands.export", "commands.show"},
-    "rich": {"render"},
+    "typer": {"cli", "options", "commands.export", "commands.show", "commands.watch"},
+    "rich": {"render", "commands.watch"},
     "plotly": {"charts"},
     "opentelemetry": {"otel.spans", "otel.temporality", "otel.exporters"},
     "openai": set(),
@@ -69,7 +70,7 @@ CONFINED = {
 }
 NO_POLARS = {
     "errors", "units", "when", "discover", "options", "cli", "__init__",
-    "commands.export", "commands.show",
+    "commands.export", "commands.show", "commands.watch",
 }  # fmt: skip
 
 each_module = pytest.mark.parametrize("module", MODULES)

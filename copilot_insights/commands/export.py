@@ -75,7 +75,6 @@ def _otel(  # noqa: PLR0913
     from copilot_insights.otel import state as states  # noqa: PLC0415
     from copilot_insights.otel.content import asked, of  # noqa: PLC0415
     from copilot_insights.otel.exporters import nowhere  # noqa: PLC0415
-    from copilot_insights.otel.metrics import PROFILES  # noqa: PLC0415
 
     if options.json or options.format or options.output:
         message = "telemetry has no format of tables"
@@ -83,14 +82,12 @@ def _otel(  # noqa: PLR0913
     if again and since_last:
         message = "--again and --since-last are opposites"
         raise InsightsError(message, "Use one.", exit_code=2)
-    if profile not in PROFILES:
-        raise InsightsError(f"no profile {profile}", f"Use {' or '.join(PROFILES)}.", exit_code=2)
     tables, _, _ = load_chosen(options, only=delivery.USED, whole=True)
     not_empty(tables)
     what = delivery.What(
         traces=traces,
         metrics=metrics,
-        profile="v1.41" if profile == "v1.41" else "latest",
+        profile=delivery.profile(profile),
         content=of(tables) if content or asked() else None,
     )
     with ExitStack() as stack:

@@ -28,6 +28,14 @@ _SPANS: Final = 512  # the SDK's own batch
 _POINTS: Final = 2000
 
 
+def profile(name: str) -> points.Profile:
+    """The metric profile of that name. Raises InsightsError."""
+    for known in points.PROFILES:
+        if name == known:
+            return known
+    raise InsightsError(f"no profile {name}", f"Use {' or '.join(points.PROFILES)}.", exit_code=2)
+
+
 @dataclass
 class Sent:
     """What arrived, and what had before."""
@@ -96,17 +104,23 @@ class Delivery:
             self._totals = self._new_totals()
             raise
 
+    @staticmethod
+    def settled(session: Row, now: datetime) -> bool:
+        """Whether what is open in a session is to be taken as it is."""
+        ended = session["ended_at"]
+        return session["ending"] != "none" or (ended is not None and now - ended > SETTLED)
+
     def _new_totals(self) -> Totals:
         delta = preferred()
         counted = () if delta else self._state.counted()
         return Totals(counted, delta=delta, extent=self._state.extent())
 
     def _session(self, session: Row, rows: Rows, now: datetime, *, metrics: bool) -> None:
-        name, size, ended = session["session_id"], session["bytes"] or 0, session["ended_at"]
+        name, size = session["session_id"], session["bytes"] or 0
         if self._state.size(name) == size:
             self.sent.earlier += 1
             return
-        settled = session["ending"] != "none" or (ended is not None and now - ended > SETTLED)
+        settled = self.settled(session, now)
         self._add(session, rows, settled=settled, metrics=metrics)
         if settled and metrics == self._what.metrics:
             self._sizes.append((name, size))

@@ -1,0 +1,232 @@
+"""`watch`: what all sessions do now, on a terminal; and their telemetry as it happens."""
+
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from copilot_insights.errors import InsightsError
+from copilot_insights.options import note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import polars as pl
+
+    from copilot_insights.otel.live import LiveExport
+    from copilot_insights.otel.prometheus import Sums
+    from copilot_insights.tables import Tables
+
+_Option = typer.Option
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("watch")(_watch)
+
+
+def _watch(  # noqa: PLR0913
+    paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...")] = None,
+    *,
+    once: Annotated[bool, _Option("--once", help="Print one frame and end.")] = False,
+    json: Annotated[bool, _Option("--json", help="One frame as JSON rows.")] = False,
+    every: Annotated[
+        float, _Option(metavar="SECONDS", min=0.1, help="Look at the logs this often.")
+    ] = 1.0,
+    recent: Annotated[
+        float, _Option(metavar="DAYS", min=0, help="Sessions without news for longer stay out.")
+    ] = 1.0,
+    otel: Annotated[
+        bool, _Option("--otel", help="Send each span as it closes (export otel's variables).")
+    ] = False,
+    endpoint: Annotated[
+        str | None, _Option(metavar="URL", help="Of the OpenTelemetry receiver, with --otel.")
+    ] = None,
+    protocol: Annotated[
+        str | None, _Option(metavar="NAME", help="http/protobuf (the default) or grpc.")
+    ] = None,
+    profile: Annotated[
+        str, _Option(metavar="NAME", help="Metric names: latest (CLI 1.0.102) or v1.41.")
+    ] = "latest",
+    state: Annotated[
+        Path | None, _Option(metavar="FILE", help="Where to keep what was sent.")
+    ] = None,
+    prometheus: Annotated[
+        str | None, _Option(metavar="[HOST]:PORT", help="Serve metrics to be scraped: :9464.")
+    ] = None,
+) -> None:
+    """Sessions as they run: who waits for you, which tools run, what is stuck."""
+    if otel and (once or json):
+        raise InsightsError("--otel goes on and on", "Use export otel.", exit_code=2)
+    if not (once or json or otel or prometheus or sys.stdout.isatty()):
+        raise InsightsError("watch needs a terminal", "Use --once, --json or --otel.", exit_code=2)
+    with ExitStack() as stack:
+        export = _live_export(stack, endpoint, protocol, profile, state) if otel else None
+        sums = _endpoint(stack, prometheus) if prometheus else None
+        view = _View(timedelta(days=recent), profile, export, sums)
+        if once or json:
+            view.look(paths or [])
+            sys.stdout.write(view.text("json" if json else "table"))
+            return
+        _loop(view, paths or [], every)
+
+
+def _live_export(
+    stack: ExitStack, endpoint: str | None, protocol: str | None, profile: str, state: Path | None
+) -> "LiveExport":
+    from copilot_insights.otel import delivery, exporters  # noqa: PLC0415
+    from copilot_insights.otel import state as states  # noqa: PLC0415
+    from copilot_insights.otel.live import LiveExport  # noqa: PLC0415
+
+    target = exporters.otlp(endpoint, exporters.protocol(protocol))
+    stack.callback(target.close)
+    memory = stack.enter_context(states.State(state or states.default_path(), target.name))
+    what = delivery.What(profile=delivery.profile(profile))
+    return LiveExport(delivery.Delivery(target, memory, what))
+
+
+def _endpoint(stack: ExitStack, address: str) -> "Sums":
+    from copilot_insights.otel.prometheus import Sums, serve  # noqa: PLC0415
+
+    sums = Sums()
+    note(f"metrics at {stack.enter_context(serve(address, sums.collect))}")
+    return sums
+
+
+class _View:
+    """What is seen, and who else wants to know."""
+
+    def __init__(
+        self,
+        recent: timedelta,
+        profile: str,
+        export: "LiveExport | None",
+        sums: "Sums | None",
+    ) -> None:
+        from copilot_insights import live  # noqa: PLC0415
+        from copilot_insights.schema import TABLES  # noqa: PLC0415
+
+        self._recent, self._profile, self._export, self._sums = recent, profile, export, sums
+        names = {*live.USED, "sessions"}
+        if export or sums:
+            names.add("bookings")
+        self.wanted = {name: tuple(TABLES[name]) for name in names}
+        self._tables: dict[str, Tables] = {}
+
+    def look(self, paths: list[str]) -> None:
+        """One look at all logs."""
+        from copilot_insights.follow import Follower  # noqa: PLC0415
+
+        self.update(Follower(paths, wanted=self.wanted).poll().tables)
+
+    def update(self, tables: "Tables | None") -> None:
+        """Sessions that changed."""
+        if tables is None:
+            return
+        for name in tables.sessions["session_id"]:
+            self._tables[name] = tables.of([name])
+        if self._export:
+            self._export.changed(tables)
+        if self._sums:
+            self._put(tables, self._sums)
+
+    def _put(self, tables: "Tables", sums: "Sums") -> None:
+        from copilot_insights.otel import metrics  # noqa: PLC0415
+        from copilot_insights.otel.delivery import profile  # noqa: PLC0415
+        from copilot_insights.rows import by_session  # noqa: PLC0415
+
+        for session, rows in by_session(tables, metrics.USED):
+            found = metrics.session_points(session, rows, profile(self._profile))
+            sums.put(session["session_id"], found)
+
+    def tick(self, *, last: bool = False) -> None:
+        """Sends what is due."""
+        if self._export:
+            self._export.tick(last=last)
+
+    def forget(self, gone: list[str]) -> None:
+        """Logs that were removed."""
+        for name, tables in list(self._tables.items()):
+            if tables.sessions["path"][0] in gone:
+                del self._tables[name]
+
+    def frame(self) -> "pl.DataFrame":
+        """A row per session with news."""
+        from copilot_insights import live  # noqa: PLC0415
+        from copilot_insights.tables import join  # noqa: PLC0415
+
+        now = datetime.now(UTC)
+        ends = {name: t.sessions["ended_at"][0] for name, t in self._tables.items()}
+        shown = [self._tables[n] for n, at in ends.items() if at and now - at <= self._recent]
+        if not shown:
+            return live.nothing()
+        return live.status(join(shown), now)
+
+    def text(self, form: str = "table", height: int | None = None) -> str:
+        """The frame as it is printed, no higher than the terminal."""
+        from copilot_insights import live, when  # noqa: PLC0415
+        from copilot_insights.options import terminal  # noqa: PLC0415
+        from copilot_insights.render import clean, render  # noqa: PLC0415
+
+        width, color = terminal()
+        limit = max(1, height - 4) if height else None
+        section = live.section(self.frame(), len(self._tables), limit)
+        pieces = render([section], form, tz=when.zone(None), width=width, color=color)
+        trouble = self.trouble()
+        return "".join(pieces) + (f"! {clean(trouble)}\n" if trouble else "")
+
+    def trouble(self) -> str | None:
+        """What the receiver last said, should it not take telemetry."""
+        return self._export.trouble if self._export else None
+
+
+def _loop(view: _View, paths: list[str], every: float) -> None:
+    from signal import SIGTERM, signal  # noqa: PLC0415
+
+    from copilot_insights.follow import Follower  # noqa: PLC0415
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal(SIGTERM, stop)  # what is due is sent first
+    follower = Follower(paths, wanted=view.wanted)
+    try:
+        with _drawing(view) as draw:
+            while True:
+                change = follower.poll()
+                view.update(change.tables)
+                view.forget(change.gone)
+                view.tick()
+                draw()
+                time.sleep(every)
+    except KeyboardInterrupt:
+        return  # that is how it ends
+    finally:
+        view.tick(last=True)
+
+
+@contextmanager
+def _drawing(view: _View) -> "Iterator[Callable[[], None]]":
+    """A function that draws the view, on a terminal; elsewhere it only says new troubles."""
+    if not sys.stdout.isatty():
+        said: list[str | None] = [None]
+
+        def tell() -> None:
+            trouble = view.trouble()
+            if trouble and trouble != said[-1]:
+                note(trouble)
+            said[-1] = trouble
+
+        yield tell
+        return
+    from rich.console import Console  # noqa: PLC0415
+    from rich.live import Live  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    console = Console(highlight=False, markup=False)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        yield lambda: live.update(Text.from_ansi(view.text(height=console.height)), refresh=True)
