@@ -66,7 +66,7 @@ CONFINED = {
     "sqlite3": {"accounting", "otel.state"},
     "subprocess": {"loading"},
     "socket": set(),
-    "requests": set(),
+    "requests": {"otel.exporters"},
 }
 NO_POLARS = {
     "errors", "units", "when", "discover", "options", "cli", "__init__",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
 
+from copilot_insights import units
 from copilot_insights.errors import InsightsError
 from copilot_insights.otel import metrics as points
 from copilot_insights.otel import spans
@@ -151,33 +152,38 @@ class Delivery:
         for batch in _batches(self._spans, _SPANS, whole=whole):
             noted = [(made.session_id, made.span.context.span_id) for made in batch]
             number = self._state.note_spans(noted)
-            if self._taken(self._target.send_spans([made.span for made in batch]), len(batch)):
+            failure = self._target.send_spans([made.span for made in batch])
+            if (taken := self._taken(failure, len(batch))) is not None:
                 self._state.confirm_spans(number)
-                self.sent.spans += len(batch)
+                self.sent.spans += taken
         for some in _batches(self._points, _POINTS, whole=whole):
             amounts = [(name, one.key, one.whole) for name, one in some]
             self._state.note_amounts(amounts)
             data = self._totals.metrics(one for _, one in some)
-            if self._taken(self._target.send_metrics(data), len(some)):
+            if (taken := self._taken(self._target.send_metrics(data), len(some))) is not None:
                 self._state.confirm_amounts(amounts)
                 self._state.extend(self._totals.extent())
-                self.sent.points += len(some)
+                self.sent.points += taken
         if whole:
             if self._refusal:
-                message = f"{self._target.name} refused {self.sent.refused:,} items"
+                message = f"{self._target.name} refused {units.plural(self.sent.refused, 'item')}"
                 delivered = f"Delivered: {self.sent}"
                 raise InsightsError(f"{message}: {self._refusal}", f"{delivered}.")
             self._state.finish(self._sizes)
             self._sizes.clear()
 
-    def _taken(self, failure: Failure | None, items: int) -> bool:
-        """Whether a batch arrived; one that is refused must not hold up the others."""
+    def _taken(self, failure: Failure | None, items: int) -> int | None:
+        """How many of a batch arrived; one that is refused (None) must not hold up the others."""
         if failure is None:
-            return True
+            return items
+        if failure.partly:
+            self.sent.refused += failure.partly
+            self._refusal = failure.reason
+            return max(0, items - failure.partly)
         if failure.refused:
             self.sent.refused += items
             self._refusal = failure.reason
-            return False
+            return None
         raise InsightsError(
             f"{self._target.name} cannot be reached: {failure.reason}",
             f"Delivered: {self.sent}; the same command sends the rest.",

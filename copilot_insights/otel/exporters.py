@@ -6,9 +6,9 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
@@ -28,6 +28,8 @@ class Failure(NamedTuple):
 
     reason: str
     refused: bool
+    partly: int = 0
+    """So many of the batch were refused, and the others taken: it must not be sent again."""
 
 
 @dataclass
@@ -37,18 +39,23 @@ class Target:
     name: str
     spans: SpanExporter
     metrics: MetricExporter
+    partial: list[Failure] = field(default_factory=list)
+    """Where a receiver's partial success is put while a batch is sent."""
 
     def send_spans(self, spans: Sequence[ReadableSpan]) -> Failure | None:
         """Delivers them, retrying as the SDK does: with back-off, until its time-out."""
         with _complaints() as said:
             done = self.spans.export(spans) is SpanExportResult.SUCCESS
-        return None if done else _failure(said)
+        return self._partly() if done else _failure(said)
 
     def send_metrics(self, data: MetricsData) -> Failure | None:
         """The same for metrics."""
         with _complaints() as said:
             done = self.metrics.export(data) is MetricExportResult.SUCCESS
-        return None if done else _failure(said)
+        return self._partly() if done else _failure(said)
+
+    def _partly(self) -> Failure | None:
+        return self.partial.pop() if self.partial else None
 
     def close(self) -> None:
         """Releases what it holds."""
@@ -123,11 +130,53 @@ def otlp(endpoint: str | None, protocol: str) -> Target:
     )
 
     base = endpoint.rstrip("/") if endpoint else None
+    partial: list[Failure] = []
     return Target(
         f"http {where.rstrip('/')}",
-        trace_exporter.OTLPSpanExporter(endpoint=base and f"{base}/v1/traces"),
-        metric_exporter.OTLPMetricExporter(endpoint=base and f"{base}/v1/metrics"),
+        trace_exporter.OTLPSpanExporter(
+            endpoint=base and f"{base}/v1/traces", session=_session("TRACES", partial.append)
+        ),
+        metric_exporter.OTLPMetricExporter(
+            endpoint=base and f"{base}/v1/metrics", session=_session("METRICS", partial.append)
+        ),
+        partial,
     )
+
+
+def _session(signal: str, say: Callable[[Failure], None]) -> Any:  # noqa: ANN401
+    """A requests.Session that says what a receiver refused though it answered 200, which the
+    SDK does not read. None where a credential provider has a session of its own.
+    """
+    import requests  # noqa: PLC0415
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped] # noqa: PLC0415
+    from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2  # noqa: PLC0415
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2  # noqa: PLC0415
+
+    provider = "OTEL_PYTHON_EXPORTER_OTLP_HTTP_{}CREDENTIAL_PROVIDER"
+    if os.environ.get(provider.format("")) or os.environ.get(provider.format(f"{signal}_")):
+        return None
+
+    def read(response: Any, *_: Any, **__: Any) -> None:  # noqa: ANN401
+        if response.status_code != requests.codes.ok:
+            return
+        try:
+            if signal == "TRACES":
+                spans = trace_service_pb2.ExportTraceServiceResponse.FromString(response.content)
+                number = spans.partial_success.rejected_spans
+                text = spans.partial_success.error_message
+            else:
+                data = metrics_service_pb2.ExportMetricsServiceResponse.FromString(response.content)
+                number = data.partial_success.rejected_data_points
+                text = data.partial_success.error_message
+        except DecodeError:  # a receiver that answers in JSON or HTML has taken it all the same
+            return
+        if number > 0:
+            reason = " ".join(text.split())[:200] or "no reason is given"
+            say(Failure(reason, refused=True, partly=number))
+
+    session = requests.Session()
+    session.hooks["response"].append(read)
+    return session
 
 
 def file(path: Path, stream: IO[str]) -> Target:

@@ -14,6 +14,7 @@ from typing import Final, Self
 
 from copilot_insights.errors import InsightsError
 
+_VERSION: Final = 1
 _SCHEMA: Final = """
 create table if not exists batches (batch integer primary key, sent integer);
 create table if not exists spans (
@@ -49,7 +50,14 @@ class State:
             self._base = sqlite3.connect(path or ":memory:", timeout=0.5, isolation_level=None)
             # held to the end: two exporters that count on from the same totals would lose one's
             self._base.execute("pragma locking_mode = exclusive")
-            self._base.executescript(f"begin immediate; {_SCHEMA} commit;")
+            self._base.execute("begin immediate")
+            new = not self._base.execute("select 1 from sqlite_schema").fetchone()
+            (version,) = self._base.execute("pragma user_version").fetchone()
+            if not new and version != _VERSION:
+                raise sqlite3.DatabaseError("another version wrote it")
+            self._base.executescript(
+                f"begin immediate; pragma user_version = {_VERSION}; {_SCHEMA} commit;"
+            )
 
     def __enter__(self) -> Self:
         return self

@@ -20,6 +20,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as tra
 
 Traces, Metrics = trace_pb2.ExportTraceServiceRequest, metrics_pb2.ExportMetricsServiceRequest
 
+Refused = trace_pb2.ExportTraceServiceResponse
+
 
 class Received:
     """What arrived: spans by how often each id came, and data points in order."""
@@ -60,7 +62,8 @@ class Received:
 @contextmanager
 def http(behave=lambda _n: 200):
     """A server on loopback: (url, Received). `behave` gives for the number of each request a
-    status, or "reset" (the connection breaks before it is taken), "taken" (after), "slow".
+    status, or "reset" (the connection breaks before it is taken), "taken" (after), "slow",
+    "partial" (one item is refused; which, it does not say).
     """
     received = Received()
     lock = threading.Lock()
@@ -80,6 +83,11 @@ def http(behave=lambda _n: 200):
             if answer == "slow":
                 time.sleep(0.3)
                 answer = 200
+            reply = b""
+            if answer == "partial":
+                answer = 200
+                why = {"error_message": "too old", "rejected_spans": 1}
+                reply = Refused(partial_success=why).SerializeToString()
             if answer in {200, "taken"}:
                 with lock:
                     if self.path == "/v1/traces":
@@ -93,8 +101,9 @@ def http(behave=lambda _n: 200):
             self.send_response(answer)
             if answer == 429:
                 self.send_header("retry-after", "0")
-            self.send_header("content-length", "0")
+            self.send_header("content-length", str(len(reply)))
             self.end_headers()
+            self.wfile.write(reply)
 
         def log_message(self, *_):
             pass

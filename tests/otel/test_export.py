@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
@@ -237,6 +238,28 @@ def test_a_batch_that_is_refused_does_not_hold_up_the_others(cli, monkeypatch, s
         assert cli("export", "otel", SAMPLES, "--endpoint", url)[0] == 0, "later it takes them"
     assert set(received.spans) == expected(samples)
     assert set(received.times.values()) == {1}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_partial_success_is_said_and_not_sent_again(number, cli):
+    """The first request has spans, the second points: both answers are alike on the wire."""
+    with http(lambda n: "partial" if n == number else 200) as (url, received):
+        code, _, err = cli("export", "otel", SAMPLES, "--endpoint", url)
+        assert (code, len(err.splitlines())) == (1, 1)
+        assert "refused 1 item: too old" in err
+        delivered = (143, 498) if number == 1 else (144, 497)
+        assert "Delivered: {} spans and {} points".format(*delivered) in err
+        assert cli("export", "otel", SAMPLES, "--endpoint", url)[0] == 0
+    assert set(received.times.values()) == {1}
+
+
+def test_a_state_of_another_version_is_said(cli, tmp_path):
+    place = tmp_path / "state.db"
+    with contextlib.closing(sqlite3.connect(place)) as base:
+        base.execute("create table spans (other text)")
+    code, _, err = cli("export", "otel", SAMPLES, "--state", place)
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert "another version wrote it" in err
 
 
 def test_two_exporters_at_once(cli, tmp_path):
