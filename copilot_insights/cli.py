@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from copilot_insights import __version__
+from copilot_insights.commands import dashboards
 from copilot_insights.errors import InsightsError
 from copilot_insights.options import (
     Options,
@@ -131,6 +132,7 @@ def check(options: Options) -> None:
 
 
 register(app)
+dashboards.register(app)
 
 
 @app.callback(invoke_without_command=True)

@@ -40,14 +40,15 @@ loading
 metrics
 reports
 tree render
-options
+options dashboards.build otel.prometheus
+commands.dashboards
 cli
 """
 RANK = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
 
 # what is slow to import, or prints, or talks → the modules that may, and when
 CONFINED = {
-    "typer": {"cli", "options"},
+    "typer": {"cli", "commands.dashboards", "options"},
     "rich": {"render"},
     "plotly": {"charts"},
     "opentelemetry": {"otel"},

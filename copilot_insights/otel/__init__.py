@@ -1,0 +1,1 @@
+"""OpenTelemetry made from logs."""
