@@ -106,7 +106,7 @@ def _panels(profile: str) -> list[tuple[str, str, str, list[Query]]]:
 def dashboard(profile: str) -> dict[str, Any]:
     """The dashboard in Grafana's model, for a metric profile of PROFILES."""
     source = {"type": "prometheus", "uid": "${datasource}"}
-    panels = []
+    panels: list[dict[str, Any]] = []
     x = y = 0
     for number, (title, kind, unit, queries) in enumerate(_panels(profile), 1):
         width, height = (4, 4) if kind == "stat" else (12, 8)

@@ -29,7 +29,7 @@ def serve(address: str, collect: Collect) -> Iterator[str]:
 
     host, port = _place(address)
     try:
-        server, thread = start_http_server(port, host, _Source(collect))  # type: ignore[arg-type]
+        server, thread = start_http_server(port, host, _Source(collect))
     except OSError as error:
         raise InsightsError(f"cannot listen on {host}:{port}: {error.strerror}") from None
     try:
@@ -45,7 +45,7 @@ def openmetrics(data: "MetricsData") -> bytes:
     """Text with each point's own time, for `promtool tsdb create-blocks-from openmetrics`."""
     from prometheus_client.openmetrics.exposition import generate_latest  # noqa: PLC0415
 
-    return generate_latest(_Source(lambda: data, times=True))  # type: ignore[arg-type, no-any-return, unused-ignore, no-untyped-call]
+    return generate_latest(_Source(lambda: data, times=True))  # type: ignore[no-untyped-call, no-any-return]
 
 
 def series_name(name: str, unit: str | None, *, counter: bool = False) -> str:
