@@ -254,3 +254,31 @@ def test_the_command_never_overwrites(tmp_path):
     assert again.returncode == 1
     assert "exists" in again.stderr
     assert written[0].read_text() == "mine"
+
+
+def test_prometheus_scrapes_the_endpoint(data, tables, tmp_path):
+    needs("prometheus")
+    port = free_port()
+    with serve(":0", lambda: data) as scraped:
+        (tmp_path / "config.yml").write_text(
+            "scrape_configs: [{job_name: copilot, scrape_interval: 200ms, scrape_timeout: 200ms, "
+            f"static_configs: [{{targets: ['{scraped.split('/')[2]}']}}]}}]"
+        )
+        url = f"http://127.0.0.1:{port}"
+        server = started(
+            ["prometheus", f"--config.file={tmp_path}/config.yml",
+             f"--storage.tsdb.path={tmp_path}/db", f"--web.listen-address=127.0.0.1:{port}"],
+            f"{url}/-/ready",
+        )  # fmt: skip
+        asked = {"query": "sum(github_copilot_tool_call_count_total)"}
+        found = []
+        for _ in range(100):
+            with urlopen(f"{url}/api/v1/query?{urlencode(asked)}") as got:
+                found = json.load(got)["data"]["result"]
+            if found:
+                break
+            time.sleep(0.1)
+        server.terminate()
+        server.wait(20)
+    done = tables.tool_calls.filter(pl.col("status").is_in(["ok", "failed"])).height
+    assert float(found[0]["value"][1]) == done
