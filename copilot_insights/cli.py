@@ -4,21 +4,18 @@ exits; everything else is imported late, so that --help is instant.
 
 import os
 import sys
-from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from copilot_insights import __version__
-from copilot_insights.commands import dashboards
+from copilot_insights.commands import dashboards, export, show
 from copilot_insights.errors import InsightsError
 from copilot_insights.options import (
     Options,
     load_chosen,
     not_empty,
     note,
-    one_session,
     put,
     reading,
     some_event,
@@ -44,7 +41,6 @@ TABLE_NAMES: Final = (
     "permissions", "hooks", "incidents", "events",
 )  # fmt: skip
 _Option = typer.Option
-STDIN: Final = "-"
 
 
 # --- commands -----------------------------------------------------------------------------
@@ -62,9 +58,9 @@ _REPORTS: Final = {
 
 def _report_command(name: str, text: str) -> None:
     def command(options: Options) -> None:
-        from copilot_insights.reports import NAMED  # noqa: PLC0415
+        from copilot_insights.reports import NAMED, OVERVIEW  # noqa: PLC0415
 
-        tables, chosen, tz = load_chosen(options)
+        tables, chosen, tz = load_chosen(options, only=OVERVIEW if name == "report" else ())
         some_event(tables, options)
         put(NAMED[name](tables, chosen, tz), options, tz, found=tables.sessions.height > 0)
         not_empty(tables)
@@ -93,29 +89,7 @@ def table(
     not_empty(tables)
 
 
-@app.command()
-@reading
-def show(
-    options: Options,
-    which: Annotated[
-        str | None,
-        typer.Argument(metavar="SESSION", help="Its id's beginning, or its log; default: newest."),
-    ] = None,
-    *,
-    content: Annotated[bool, _Option("--content", help="Print what was said, too.")] = False,
-) -> None:
-    """One session as a tree, with times."""
-    from copilot_insights.tree import show as tree  # noqa: PLC0415
-
-    if which and (which == STDIN or "/" in which or Path(which).exists()):
-        options = replace(options, paths=[which, *(options.paths or [])])
-        which = None
-    tables, _, tz = load_chosen(options)
-    some_event(tables, options)
-    if not tables.sessions.height:
-        raise typer.Exit(1)
-    session_id = one_session(tables, which)
-    put([tree(tables, session_id, tz, content=content)], options, tz)
+show.register(app)
 
 
 @app.command()
@@ -131,6 +105,7 @@ def check(options: Options) -> None:
         raise typer.Exit(3)
 
 
+export.register(app)
 register(app)
 dashboards.register(app)
 
@@ -175,6 +150,7 @@ def main() -> None:
     names = {
         info.name or info.callback.__name__ for info in app.registered_commands if info.callback
     }
+    names |= {group.name for group in app.registered_groups if group.name}
     words = sys.argv[1:]
     if not words or (words[0] not in names and words[0] not in {"--help", "-h", "--version"}):
         words = ["report", *words]

@@ -6,13 +6,12 @@ their sessions and events, and read again together.
 """
 
 import gc
-import io
 import os
 import pickle
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from copilot_insights.discover import STDIN, LogFile, find
 from copilot_insights.errors import InsightsError
 from copilot_insights.reader import read
 from copilot_insights.schema import TABLES
-from copilot_insights.tables import Tables, build, join
+from copilot_insights.tables import Tables, Wanted, build, join
 
 # so many bytes of logs at a time: more would save little time and take more memory
 _BATCH: Final = 24 * 2**20
@@ -51,7 +50,7 @@ def load(
     paths: Sequence[str | Path] | str | Path = (),
     *,
     events: bool = False,
-    only: Collection[str] = (),
+    only: Collection[str] | Mapping[str, Collection[str]] = (),
     progress: Progress | None = None,
 ) -> Tables:
     """Reads logs into tables.
@@ -60,15 +59,21 @@ def load(
         paths: logs, session directories, roots, globs or `-`; none means the CLI's own
             places (`$COPILOT_HOME`, else `~/.copilot`).
         events: also fill the `events` table, which is as long as the logs.
-        only: the tables wanted besides `sessions` (names of `schema.TABLES`); the others
-            are left empty, which saves memory on many logs.
+        only: the tables wanted besides `sessions` (names of `schema.TABLES`), or for each
+            the columns wanted of it; the others are left empty, which saves memory on many
+            logs.
         progress: called now and then with the part that is done, 0 to 1.
 
     Raises:
         InsightsError: no log was found, or none could be read.
     """
     found = find([paths] if isinstance(paths, str | Path) else paths)
-    wanted = frozenset(only or TABLES) - (set() if events else {"events"}) | {"sessions"}
+    columns = only if isinstance(only, Mapping) else {name: TABLES[name] for name in only or TABLES}
+    wanted = {"sessions": tuple(TABLES["sessions"])} | {
+        name: tuple(of) for name, of in columns.items()
+    }
+    if not events:
+        wanted.pop("events", None)
     tables = load_files(found.files, wanted, progress)
     if tables.problems and not tables.sessions.height:
         raise InsightsError(tables.problems[0], "Check its permissions.")
@@ -76,15 +81,32 @@ def load(
 
 
 def load_files(
-    files: Sequence[LogFile], wanted: frozenset[str], progress: Progress | None = None
+    files: Sequence[LogFile], wanted: Wanted, progress: Progress | None = None
 ) -> Tables:
     """The same for logs that are found already."""
-    own, others = _shares(_side_by_side(files))
+    jobs = list(_batches(_side_by_side(files)))
+    # standard input is only open to this process, which works from the front
+    jobs.sort(key=lambda job: not any(file.path == STDIN for file in job))
+    sizes = [sum(file.size() for file in job) for job in jobs]
+    todo, done = deque(enumerate(jobs)), dict[int, _Part]()
+    workers = min((os.cpu_count() or 1) - 1, sum(sizes) // _WORTH_A_PROCESS)
     with _collector_off():
-        workers = [_Worker(share, wanted) for share in others]
-        parts = list(_load(own, wanted, progress))
-        parts += [part for worker in workers for part in worker.result()]
-        parts = _settle_overlaps(parts, files, wanted)
+        threads = [
+            Thread(target=_delegate, args=(todo, done, wanted), daemon=True)
+            for _ in range(min(workers, len(jobs) - 1))
+        ]
+        for thread in threads:
+            thread.start()
+        while todo or threads:
+            while todo:
+                with suppress(IndexError):  # a worker was faster
+                    number, job = todo.popleft()
+                    done[number] = _part(job, wanted)
+                if progress:
+                    progress(sum(sizes[n] for n in list(done)) / (sum(sizes) or 1))
+            while threads:  # should one have failed, its job is to do again
+                threads.pop().join()
+        parts = _settle_overlaps([done[number] for number in sorted(done)], files, wanted)
     return join([part.tables for part in parts])
 
 
@@ -96,44 +118,21 @@ def _side_by_side(files: Sequence[LogFile]) -> list[LogFile]:
     return [file for group in groups.values() for file in group]
 
 
-def _shares(files: list[LogFile]) -> tuple[list[LogFile], list[list[LogFile]]]:
-    """What this process reads and what each further one does, of about equal bytes."""
-    sizes = [file.size() for file in files]
-    number = min(os.cpu_count() or 1, sum(sizes) // _WORTH_A_PROCESS + 1)
-    shares: list[list[LogFile]] = [[] for _ in range(number)]
-    done = 0
-    for file, size in zip(files, sizes, strict=True):
-        shares[done * number // (sum(sizes) + 1) if file.path != STDIN else 0].append(file)
-        done += size
-    return shares[0], [share for share in shares[1:] if share]
-
-
-def _batches(files: Sequence[LogFile]) -> Iterator[tuple[list[LogFile], float]]:
-    """Logs of a few megabytes together, and the part of all that is done with them."""
-    whole = sum(file.size() for file in files)
+def _batches(files: Sequence[LogFile]) -> Iterator[list[LogFile]]:
+    """Logs of a few megabytes together."""
     batch: list[LogFile] = []
-    held = done = 0
+    held = 0
     for file in files:
         batch.append(file)
         held += file.size()
         if held >= _BATCH:
-            done += held
-            yield batch, done / whole
+            yield batch
             batch, held = [], 0
-    if batch or not done:
-        yield batch, 1.0
+    if batch or not files:
+        yield batch
 
 
-def _load(
-    files: Sequence[LogFile], wanted: frozenset[str], progress: Progress | None = None
-) -> Iterator[_Part]:
-    for batch, done in _batches(files):
-        yield _part(batch, wanted)
-        if progress:
-            progress(done)
-
-
-def _part(files: Sequence[LogFile], wanted: frozenset[str]) -> _Part:
+def _part(files: Sequence[LogFile], wanted: Wanted) -> _Part:
     got = read(files, full="events" in wanted)
     tables = build(got, store_beside(file.path for file in files), wanted)
     base = got.events.base
@@ -141,9 +140,7 @@ def _part(files: Sequence[LogFile], wanted: frozenset[str]) -> _Part:
     return _Part(tables, got.files, base.select("session", "key").drop_nulls(), names.to_list())
 
 
-def _settle_overlaps(
-    parts: list[_Part], files: Sequence[LogFile], wanted: frozenset[str]
-) -> list[_Part]:
+def _settle_overlaps(parts: list[_Part], files: Sequence[LogFile], wanted: Wanted) -> list[_Part]:
     """Reads logs again, together, that share a session or events with another part."""
     if len(parts) == 1:
         return parts
@@ -179,48 +176,41 @@ def _collector_off() -> Iterator[None]:
             gc.enable()
 
 
-class _Worker:
-    """A further process for a share of the logs.
+def _delegate(
+    todo: deque[tuple[int, list[LogFile]]], done: dict[int, _Part], wanted: Wanted
+) -> None:
+    """Has a further process do jobs from the end of `todo`, as long as there are any.
 
-    A plain child with a pipe: forking a process that has polars' threads can hang, and
+    A plain child with pipes: forking a process that has polars' threads can hang, and
     multiprocessing's other ways run the caller's main module again.
     """
-
-    def __init__(self, files: list[LogFile], wanted: frozenset[str]) -> None:
-        self._job = files, wanted
-        self._process = subprocess.Popen(  # noqa: S603 (ourselves)
-            [sys.executable, "-c", f"from {__name__} import work; work()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "POLARS_MAX_THREADS": "1"},  # a process has a core
-        )
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin  # noqa: S101 (for the type checker)
-        assert stdout  # noqa: S101
-        with suppress(OSError):  # should it not start, result() does its work here
-            stdin.write(pickle.dumps(self._job))
-            stdin.close()
-        self._said: list[bytes] = []
-        # read as it comes, or the pipe would be full and the process would wait
-        self._ear = Thread(target=lambda: self._said.append(stdout.read()), daemon=True)
-        self._ear.start()
-
-    def result(self) -> Iterator[_Part]:
-        """Its parts; should the process have died, its work is done here."""
-        self._ear.join()
-        with self._process as process:
-            process.wait()
-        if process.returncode:
-            yield from _load(*self._job)
-            return
-        with io.BytesIO(self._said.pop()) as data:
-            while data.tell() < len(data.getbuffer()):
-                yield pickle.load(data)  # noqa: S301 (from ourselves)
+    with subprocess.Popen(  # noqa: S603 (ourselves)
+        [sys.executable, "-c", f"from {__name__} import work; work()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # what it fails at is done here, and said here
+        env={**os.environ, "POLARS_MAX_THREADS": "1"},  # a process has a core
+    ) as process:
+        assert process.stdin  # noqa: S101 (for the type checker)
+        assert process.stdout  # noqa: S101
+        with suppress(IndexError):
+            while True:
+                number, job = todo.pop()
+                try:
+                    pickle.dump((job, wanted), process.stdin)
+                    process.stdin.flush()
+                    done[number] = pickle.load(process.stdout)  # noqa: S301 (from ourselves)
+                except (OSError, EOFError, pickle.UnpicklingError):
+                    todo.append((number, job))
+                    break
+        with suppress(OSError):  # a process that died can't be told the end
+            process.stdin.close()
 
 
 def work() -> None:
     """What a further process does: logs from standard input, tables to standard output."""
-    files, wanted = pickle.load(sys.stdin.buffer)  # noqa: S301 (from ourselves)
-    with _collector_off():
-        for part in _load(files, wanted):
-            pickle.dump(part, sys.stdout.buffer, protocol=5)
+    with _collector_off(), suppress(EOFError):
+        while True:
+            job, wanted = pickle.load(sys.stdin.buffer)  # noqa: S301 (from ourselves)
+            pickle.dump(_part(job, wanted), sys.stdout.buffer, protocol=5)
+            sys.stdout.buffer.flush()

@@ -5,7 +5,7 @@ sections with `put` (or a page or picture with `write_file`).
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -19,7 +19,7 @@ from copilot_insights.errors import InsightsError
 if TYPE_CHECKING:
     from copilot_insights.metrics import Filter
     from copilot_insights.reports import Section
-    from copilot_insights.tables import Tables
+    from copilot_insights.tables import Tables, Wanted
 
 _FORMATS: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".txt": "table"}
 _Option = typer.Option
@@ -90,8 +90,13 @@ def reading(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def load_chosen(options: Options, *, only: tuple[str, ...] = ()) -> "tuple[Tables, Filter, str]":
-    """The chosen part of the logs, the choice, and the time zone."""
+def load_chosen(
+    options: Options, *, only: "Collection[str] | Wanted" = (), whole: bool = False
+) -> "tuple[Tables, Filter, str]":
+    """The chosen part of the logs, the choice, and the time zone. `only` is as in `load`;
+    by default the tables that reports are made of. `whole` gives all of each session of
+    which any part is chosen.
+    """
     from copilot_insights import when  # noqa: PLC0415
     from copilot_insights.loading import load  # noqa: PLC0415
     from copilot_insights.metrics import Filter, select  # noqa: PLC0415
@@ -108,7 +113,7 @@ def load_chosen(options: Options, *, only: tuple[str, ...] = ()) -> "tuple[Table
         model=options.model or None,
         agent=options.agent or None,
     )
-    with _Progress() as progress:
+    with Progress("reading logs") as progress:
         tables = load(
             options.paths or (), events="events" in only, only=only or USED, progress=progress
         )
@@ -119,7 +124,7 @@ def load_chosen(options: Options, *, only: tuple[str, ...] = ()) -> "tuple[Table
         note(f"no event in {', '.join(options.paths or ['any log'])}")
     elif not picked.sessions.height and chosen != Filter():
         note(f"nothing of {tables.sessions.height} sessions matches {_told(options)}")
-    return picked, chosen, tz
+    return (tables.of(picked.sessions["session_id"]) if whole else picked), chosen, tz
 
 
 def some_event(tables: "Tables", options: Options) -> None:
@@ -219,8 +224,13 @@ def note(text: str) -> None:
     print(f"copilot-insights: {clean(text)}", file=sys.stderr)  # noqa: T201
 
 
-class _Progress:
-    """A line on a terminal, past the first second; nothing anywhere else."""
+class Progress:
+    """A line on a terminal, past the first second; nothing anywhere else. Entered, it gives
+    a function to call with the part that is done.
+    """
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
 
     def __enter__(self) -> "Callable[[float], None]":
         from time import monotonic  # noqa: PLC0415
@@ -231,7 +241,7 @@ class _Progress:
         def progress(done: float) -> None:
             if sys.stderr.isatty() and monotonic() - start > 1:
                 self._shown = True
-                sys.stderr.write(f"\rreading logs: {done:4.0%}")
+                sys.stderr.write(f"\r{self._doing}: {done:4.0%}")
                 sys.stderr.flush()
 
         return progress

@@ -31,6 +31,23 @@ def clean(text: str) -> str:
     return _HOSTILE.sub(lambda m: ascii(m[0])[1:-1], text)
 
 
+def cells(text: str) -> int:
+    """How wide the text is on a terminal, once clean."""
+    from rich.cells import cell_len  # noqa: PLC0415
+
+    return cell_len(clean(text))
+
+
+def fit(text: str, width: int) -> str:
+    """The text, clean, in exactly `width` cells."""
+    from rich.cells import set_cell_size  # noqa: PLC0415
+
+    text = clean(text)
+    return (
+        set_cell_size(text, width) if cells(text) <= width else f"{set_cell_size(text, width - 1)}…"
+    )
+
+
 def render(
     sections: Sequence[Section], form: str, *, tz: str, width: int = 80, color: bool = False
 ) -> Iterator[str]:
@@ -168,6 +185,9 @@ def _blocks(section: Section, tz: str) -> Iterator[str]:
         rule = "|".join(" --- " if c.unit in _LEFT else " ---: " for c in columns)
         table = [_row([c.title for c in columns]), f"|{rule}|", *map(_row, rows)]
         yield "\n".join(table) if rows else "none"
+    if section.picture:  # a line that begins with blanks is code: nothing in it is markup
+        lines = ("".join(text for text, _ in line) for line in section.picture(_PAGE))
+        yield "\n".join(f"    {clean(line).rstrip()}" for line in lines)
     if notes := " ".join(filter(None, (section.note, more))):
         yield _escape(clean(notes))
 
@@ -176,6 +196,7 @@ def _row(cells: list[str]) -> str:
     return "| " + " | ".join(map(_escape, cells)) + " |"
 
 
+_PAGE: Final = 100
 _BAR: Final = 20
 _GAP: Final = 2
 _NARROW: Final = 12
@@ -206,6 +227,11 @@ def _terminal(sections: Sequence[Section], tz: str, width: int, *, color: bool) 
         for label, text in section.lines:
             console.print(_labelled(label, clean(text), width))
         missing = ""
+        for inked in section.picture(width) if section.picture else ():
+            console.print(
+                Text.assemble(*((clean(text), style) for text, style in inked)),
+                no_wrap=True, crop=True, overflow="crop",
+            )  # fmt: skip
         if section.columns and frame.height:
             grid, missing = _grid(frame, section, tz, width)
             console.print(grid)

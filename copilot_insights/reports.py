@@ -2,7 +2,7 @@
 lines of it that people read; how it looks is `render`'s business.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -11,7 +11,7 @@ import polars as pl
 
 from copilot_insights import metrics, units
 from copilot_insights.metrics import Filter
-from copilot_insights.schema import MAIN, TABLES
+from copilot_insights.schema import AMOUNTS, MAIN, PARTS, TABLES
 from copilot_insights.tables import Tables
 
 
@@ -25,6 +25,10 @@ class Column:
     title: str
     unit: str = "text"
     rank: int = 0
+
+
+Line = tuple[tuple[str, str], ...]
+"""A line of a picture in characters: texts and how they look (names of rich)."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Section:
         note: a sentence below.
         limit: rows shown to people; all are in the other formats.
         newest: the shown rows are the last ones, not the first.
+        picture: instead of columns, lines for a width in cells.
     """
 
     name: str
@@ -52,6 +57,7 @@ class Section:
     note: str = ""
     limit: int | None = None
     newest: bool = False
+    picture: Callable[[int], Iterable[Line]] | None = None
 
 
 _AMOUNTS: Final = (
@@ -468,6 +474,25 @@ USED: Final = (
     "incidents",
 )
 """The tables that reports are made of, besides `sessions`."""
+
+_PLACE: Final = ("session_id", "agent_id", "interaction", "turn", "started_at", "ended_at")
+OVERVIEW: Final[dict[str, Sequence[str]]] = {
+    "interactions": (*_PLACE, "kind", *PARTS),
+    "llm_calls": (
+        *_PLACE, "evidence", "model", "status", "replied_at", "llm_ms", "ttft_ms",
+        "input_tokens", "output_tokens",
+    ),
+    "tool_calls": (
+        *_PLACE, "tool_call_id", "tool", "category", "status", "exit_code", "run_ms",
+        "permission_ms", "hook_ms",
+    ),
+    "bookings": ("session_id", "agent_id", "model", "at", "estimated", *AMOUNTS),
+    "subagents": tuple(TABLES["subagents"]),
+    "incidents": tuple(TABLES["incidents"]),
+}  # fmt: skip
+"""The columns that `report`, and what can be chosen with it, is made of: a corpus of many
+gigabytes has millions of calls.
+"""
 
 NAMED: Final[dict[str, Callable[[Tables, Filter, str], list[Section]]]] = {
     "report": report,

@@ -8,7 +8,7 @@ schema of CLI 1.0.102 and logs of 1.0.12 to 1.0.102; where they disagree, the lo
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import reduce
 from operator import or_
@@ -504,12 +504,13 @@ TABLES: Final[dict[str, dict[str, Any]]] = {
 """Table → column → type; the grain and key stand first. `_ms` are milliseconds."""
 
 
-def conform(table: str, frame: pl.LazyFrame) -> pl.LazyFrame:
-    """The table's columns in their order and types; a column that is not there is null."""
+def conform(table: str, frame: pl.LazyFrame, wanted: Collection[str]) -> pl.LazyFrame:
+    """The wanted columns in the table's order and types; one that is not there is null."""
     have = frame.collect_schema()
     return frame.select(
         pl.col(name)
         if have.get(name) == dtype
         else (pl.col(name) if name in have else pl.lit(None)).cast(dtype).alias(name)
         for name, dtype in TABLES[table].items()
+        if name in wanted
     )

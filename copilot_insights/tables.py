@@ -3,7 +3,7 @@
 Every table of a session depends on that session's log alone, and the store beside it.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -42,10 +42,16 @@ class Tables:
         frame: pl.DataFrame = getattr(self, name)
         return frame
 
+    def of(self, sessions: Collection[str]) -> "Tables":
+        """These sessions only."""
+        return self._filter(pl.col("session_id").is_in(list(sessions)))
+
     def without(self, sessions: Collection[str]) -> "Tables":
         """All but these sessions."""
-        rest = ~pl.col("session_id").is_in(list(sessions))
-        frames: dict[str, Any] = {name: self.table(name).filter(rest) for name in TABLES}
+        return self._filter(~pl.col("session_id").is_in(list(sessions)))
+
+    def _filter(self, rows: pl.Expr) -> "Tables":
+        frames: dict[str, Any] = {name: self.table(name).filter(rows) for name in TABLES}
         return replace(self, **frames)
 
 
@@ -55,11 +61,16 @@ def join(parts: Sequence[Tables]) -> Tables:
     return Tables(**frames, problems=[problem for part in parts for problem in part.problems])
 
 
-def build(read: Read, store: pl.DataFrame, wanted: Collection[str] = tuple(TABLES)) -> Tables:
+Wanted = Mapping[str, Collection[str]]
+"""Tables, and the columns of each, that are to be filled."""
+
+
+def build(read: Read, store: pl.DataFrame, wanted: Wanted = TABLES) -> Tables:
     """All tables of some logs, as pure functions of what was read.
 
     `store` has the usage rows of the session store beside the logs; see
-    `accounting.store_beside`. Tables that are not wanted are empty.
+    `accounting.store_beside`. Tables that are not wanted are empty, and columns that are
+    not are left out.
     """
     events = spans.number(read.events)
     turns = collect(spans.turn_spans(events))
@@ -94,7 +105,9 @@ def build(read: Read, store: pl.DataFrame, wanted: Collection[str] = tuple(TABLE
     }
     done = pl.collect_all(
         [
-            conform(name, frame) if name in wanted else pl.LazyFrame(schema=TABLES[name])
+            conform(name, frame, wanted[name])
+            if name in wanted
+            else pl.LazyFrame(schema=TABLES[name])
             for name, frame in frames.items()
         ],
         engine="in-memory",

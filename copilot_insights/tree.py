@@ -6,10 +6,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import polars as pl
 
 from copilot_insights import units
+from copilot_insights.content import Content
 from copilot_insights.reports import Column, Section
 from copilot_insights.schema import MAIN
 from copilot_insights.tables import Tables
@@ -51,7 +51,7 @@ def show(tables: Tables, session_id: str, tz: str, *, content: bool = False) -> 
     """
     of = pl.col("session_id") == session_id
     session = tables.sessions.row(by_predicate=of, named=True)
-    texts = _Content(Path(session["path"]) if content else None)
+    texts = Content(Path(session["path"]) if content else None)
     rows = list(_Walk(tables, session_id, texts).rows())
     frame = pl.DataFrame(rows, schema=_SCHEMA, orient="row")
     start = session["started_at"]
@@ -71,16 +71,20 @@ def show(tables: Tables, session_id: str, tz: str, *, content: bool = False) -> 
     ]
     if content:
         columns[2:] = [columns[2], Column("content", "content")]
+    return Section("show", "", frame, tuple(columns), shown, heading(session, tz))
+
+
+def heading(session: dict[str, Any], tz: str) -> tuple[tuple[str, str], ...]:
+    """What stands above a session's picture, of its row of `sessions`."""
     place = filter(None, (session["repository"], session["branch"], session["cwd"]))
-    lines = (
-        ("session", session_id),
+    return (
+        ("session", session["session_id"]),
         ("log", session["path"]),
-        ("started", f"{units.moment(start, tz)} {tz}"),
+        ("started", f"{units.moment(session['started_at'], tz)} {tz}"),
         ("where", " ".join(place)),
         ("CLI", session["cli_version"] or units.NOTHING),
         ("calls", _totals(session)),
     )
-    return Section("show", "", frame, tuple(columns), shown, lines)
 
 
 def _totals(session: dict[str, Any]) -> str:
@@ -102,7 +106,7 @@ def _line(row: Row) -> str:
 class _Walk:
     """Goes down the tree; every call of the session comes exactly once."""
 
-    def __init__(self, tables: Tables, session_id: str, texts: "_Content") -> None:
+    def __init__(self, tables: Tables, session_id: str, texts: "Content") -> None:
         of = pl.col("session_id") == session_id
         self._texts = texts
         self._loops = _grouped(tables.interactions.filter(of), "agent_id")
@@ -225,52 +229,3 @@ def _held(tool: dict[str, Any]) -> str | None:
     held = (("permission", tool["permission_ms"]), ("hooks", tool["hook_ms"]))
     words += [f"{name} {units.duration(ms)}" for name, ms in held if ms]
     return ", ".join(filter(None, words)) or None
-
-
-class _Content:
-    """What was said, by agent and time or by tool call; read only when asked for."""
-
-    def __init__(self, log: Path | None) -> None:
-        self._said: dict[tuple[Any, ...], str] = {}
-        for line in log.read_bytes().split(b"\n") if log else ():
-            try:
-                event = msgspec.json.decode(line)
-                data = event["data"]
-                agent = event.get("agentId") or data.get("parentToolCallId") or MAIN
-                at = event["timestamp"]
-                match event["type"]:
-                    case "user.message" | "assistant.message":
-                        self._said.setdefault((event["type"], agent, at), str(data["content"]))
-                    case "tool.execution_start":
-                        self._said[("tool", data["toolCallId"])] = _json(data.get("arguments"))
-                    case "tool.execution_complete":
-                        key = ("tool", data["toolCallId"])
-                        result = data.get("result") or data.get("error")
-                        text = (
-                            result.get("content") or result.get("message")
-                            if isinstance(result, dict)
-                            else result
-                        )
-                        self._said[key] = f"{self._said.get(key, '')} → {text}"
-            except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
-                continue  # damaged: the tree shows it without words
-
-    def _at(self, kind: str, agent: str, at: datetime | None) -> str | None:
-        stamp = at and f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}Z"
-        return self._said.get((kind, agent, stamp))
-
-    def user(self, agent: str, at: datetime | None) -> str | None:
-        """A prompt."""
-        return self._at("user.message", agent, at)
-
-    def assistant(self, agent: str, at: datetime | None) -> str | None:
-        """A reply."""
-        return self._at("assistant.message", agent, at)
-
-    def tool(self, call: str | None) -> str | None:
-        """Arguments → result."""
-        return self._said.get(("tool", call))
-
-
-def _json(value: object) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import tempfile
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -390,14 +391,18 @@ def test_tables_of_disjoint_logs_together_are_those_of_each(scripts, in_batches)
         assert_together_is_apart(load(root, events=True), apart)
 
 
-@pytest.mark.parametrize("limit", ["_BATCH", "_WORTH_A_PROCESS"])
-def test_real_logs_in_batches_and_processes(limit, monkeypatch):
+@pytest.mark.parametrize("python", [None, sys.executable, "/bin/false"])
+def test_real_logs_in_batches_and_processes(python, monkeypatch):
+    """In one process, with a further one, and with one that fails."""
     paths = [path.parent for path in SMALL if path.parts[-3] == "1.0.102"]
     apart = {}
     for path in paths:
         tables = load(path, events=True)
         apart[tables.sessions["session_id"][0]] = tables
-    monkeypatch.setattr(loading, limit, 1)
+    monkeypatch.setattr(loading, "_BATCH", 1)
+    if python:
+        monkeypatch.setattr(loading, "_WORTH_A_PROCESS", 1)
+        monkeypatch.setattr(sys, "executable", python)
     assert_together_is_apart(load(paths, events=True), apart)
 
 

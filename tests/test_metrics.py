@@ -8,8 +8,9 @@ from zoneinfo import ZoneInfo
 
 import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
-from copilot_insights import load, metrics, when
+from copilot_insights import load, metrics, reports, when
 from copilot_insights.metrics import Filter, select
 from copilot_insights.schema import AMOUNTS, PARTS, TABLES, TOKENS
 
@@ -324,3 +325,27 @@ def test_damage_stays_with_its_session_whatever_time_is_asked_for(log, tmp_path)
     kinds = select(tables, Filter(since=datetime(2026, 1, 1, tzinfo=UTC))).incidents["kind"]
     assert "rejected_line" in kinds.to_list()
     assert not select(tables, Filter(since=datetime(2027, 1, 1, tzinfo=UTC))).incidents.height
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        Filter(),
+        Filter(
+            since=datetime(2026, 12, 1, 3, 36, tzinfo=UTC), until=datetime(2027, 1, 1, tzinfo=UTC)
+        ),
+        Filter(model="mock", agent="explore"),
+        Filter(repo="shop", session="a", branch="m", agent="main"),
+    ],
+)
+def test_the_overview_needs_no_more_than_the_columns_it_names(samples, chosen):
+    narrow = load([SAMPLES], only=reports.OVERVIEW)
+    assert set(narrow.llm_calls.columns) < set(samples.llm_calls.columns)
+    pairs = zip(
+        reports.report(select(samples, chosen), chosen, "UTC"),
+        reports.report(select(narrow, chosen), chosen, "UTC"),
+        strict=True,
+    )
+    for whole, part in pairs:
+        assert (whole.lines, whole.note) == (part.lines, part.note)
+        assert_frame_equal(whole.frame, part.frame)

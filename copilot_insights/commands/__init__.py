@@ -1,1 +1,1 @@
-"""Commands, one module each."""
+"""Commands that are more than a named report; each module registers its own."""

@@ -60,7 +60,12 @@ def _panels(profile: str) -> list[tuple[str, str, str, list[Query]]]:
     return [
         ("Model calls", "stat", "short", [(within(f"{chat}_count", "", of), "calls")]),
         ("Tokens", "stat", "short", [(within(m, "", w), label) for m, w, label in tokens]),
-        ("Credits", "stat", "short", [(within("github_copilot_credits_total"), "AI credits")]),
+        (
+            "Credits",
+            "stat",
+            "short",
+            [(within("copilot_insights_usage_ai_credits_total"), "AI credits")],
+        ),
         ("Tool calls", "stat", "short", [(within(_TOOL_CALLS), "calls")]),
         ("Failed tool calls", "stat", "short", [(within(_TOOL_CALLS, "", failed), "failed")]),
         (
@@ -89,8 +94,8 @@ def _panels(profile: str) -> list[tuple[str, str, str, list[Query]]]:
             "s",
             [
                 (
-                    within("github_copilot_session_time_seconds_total", "github_copilot_time_kind"),
-                    "{{github_copilot_time_kind}}",
+                    within("copilot_insights_interaction_time_seconds_total", "part"),
+                    "{{part}}",
                 )
             ],
         ),

@@ -1,1 +1,1 @@
-"""OpenTelemetry made from logs."""
+"""OpenTelemetry of sessions: spans and metrics made from the tables, and their export."""

@@ -150,7 +150,14 @@ class EventLog:
                 f"The session {self.path.parent.name} is in use by another process",
                 hint="Wait for it to end, or start a new session.",
             )
+        # as the CLI does: it is there while a process works on the session, and stays when
+        # that is killed
+        self._in_use.write_text(str(os.getpid()))
         return file
+
+    @property
+    def _in_use(self) -> Path:
+        return self.path.parent / f"inuse.{os.getpid()}.lock"
 
     def _mend(self) -> None:
         """Make the file end with a whole line: what a killed process left torn was no event."""
@@ -163,6 +170,7 @@ class EventLog:
     def close(self) -> None:
         """Let go of the file and its lock."""
         if self._file:
+            self._in_use.unlink(missing_ok=True)
             self._file.close()
             self._file = None
             self._writing = False

@@ -1,0 +1,177 @@
+"""Sends the news of sessions to a target, and remembers them: each span once, each counter's
+rise once, in batches, also over restarts.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypeVar
+
+from copilot_insights.errors import InsightsError
+from copilot_insights.otel import metrics as points
+from copilot_insights.otel import spans
+from copilot_insights.otel.exporters import Failure, Target
+from copilot_insights.otel.spans import Content, Made
+from copilot_insights.otel.state import State
+from copilot_insights.otel.temporality import Added, Totals, added, preferred
+from copilot_insights.rows import Row, Rows, by_session
+from copilot_insights.tables import Tables
+
+USED: Final = tuple(dict.fromkeys((*spans.USED, *points.USED)))
+"""The tables that telemetry is made of, besides `sessions`."""
+
+SETTLED: Final = timedelta(minutes=10)
+"""Of a log that nobody has written to for so long, what is open is sent as it is."""
+
+_Item = TypeVar("_Item")
+_SPANS: Final = 512  # the SDK's own batch
+_POINTS: Final = 2000
+
+
+@dataclass
+class Sent:
+    """What arrived, and what had before."""
+
+    spans: int = 0
+    points: int = 0
+    sessions: int = 0
+    earlier: int = 0
+    waiting: int = 0
+    """Spans that are still open, of sessions that may go on."""
+
+    refused: int = 0
+    """Spans and points that the target will not have."""
+
+    def __str__(self) -> str:
+        return f"{self.spans:,} spans and {self.points:,} points"
+
+
+@dataclass(frozen=True)
+class What:
+    """What is to be sent."""
+
+    traces: bool = True
+    metrics: bool = True
+    profile: points.Profile = "latest"
+    content: Callable[[str], Content] | None = None
+    """What was said in a session, by its id."""
+
+
+class Delivery:
+    """A target, its state, and the counts of what it got."""
+
+    def __init__(self, target: Target, state: State, what: What) -> None:
+        self.sent = Sent()
+        self._target, self._state, self._what = target, state, what
+        self._totals = self._new_totals()
+        self._refusal = ""
+        self._spans: list[Made] = []
+        self._points: list[tuple[str, Added]] = []
+        self._sizes: list[tuple[str, int]] = []
+
+    def send(
+        self,
+        tables: Tables,
+        *,
+        now: datetime | None = None,
+        progress: Callable[[float], None] | None = None,
+        metrics: bool = True,
+    ) -> None:
+        """Everything of these sessions that the target has not got; metrics only if asked.
+
+        Raises InsightsError when it does not take it, after what it took is noted; the same
+        call sends the rest.
+        """
+        now = now or datetime.now(UTC)
+        try:
+            for number, (session, rows) in enumerate(by_session(tables, USED), 1):
+                self._session(session, rows, now, metrics=metrics and self._what.metrics)
+                if progress:
+                    progress(number / tables.sessions.height)
+            self._flush(whole=True)
+        except BaseException:
+            self._spans.clear()
+            self._points.clear()
+            self._sizes.clear()
+            self._totals = self._new_totals()
+            raise
+
+    def _new_totals(self) -> Totals:
+        delta = preferred()
+        counted = () if delta else self._state.counted()
+        return Totals(counted, delta=delta, extent=self._state.extent())
+
+    def _session(self, session: Row, rows: Rows, now: datetime, *, metrics: bool) -> None:
+        name, size, ended = session["session_id"], session["bytes"] or 0, session["ended_at"]
+        if self._state.size(name) == size:
+            self.sent.earlier += 1
+            return
+        settled = session["ending"] != "none" or (ended is not None and now - ended > SETTLED)
+        self._add(session, rows, settled=settled, metrics=metrics)
+        if settled and metrics == self._what.metrics:
+            self._sizes.append((name, size))
+        if len(self._spans) >= _SPANS or len(self._points) >= _POINTS:
+            self._flush(whole=False)
+
+    def _add(self, session: Row, rows: Rows, *, settled: bool, metrics: bool) -> None:
+        name, what = session["session_id"], self._what
+        before = len(self._spans), len(self._points)
+        if what.traces:
+            sent = self._state.sent(name)
+            content = what.content(name) if what.content else None
+            for made in spans.session_spans(session, rows, content):
+                if made.span.context.span_id in sent:
+                    continue
+                if made.final or settled:
+                    self._spans.append(made)
+                else:
+                    self.sent.waiting += 1
+        if metrics:
+            counted = {key: amount for _, key, amount in self._state.counted(name)}
+            found = points.session_points(session, rows, what.profile, settled=settled)
+            self._points += ((name, one) for one in added(found, counted))
+        if (len(self._spans), len(self._points)) != before:
+            self.sent.sessions += 1
+
+    def _flush(self, *, whole: bool) -> None:
+        for batch in _batches(self._spans, _SPANS, whole=whole):
+            noted = [(made.session_id, made.span.context.span_id) for made in batch]
+            number = self._state.note_spans(noted)
+            if self._taken(self._target.send_spans([made.span for made in batch]), len(batch)):
+                self._state.confirm_spans(number)
+                self.sent.spans += len(batch)
+        for some in _batches(self._points, _POINTS, whole=whole):
+            amounts = [(name, one.key, one.whole) for name, one in some]
+            self._state.note_amounts(amounts)
+            data = self._totals.metrics(one for _, one in some)
+            if self._taken(self._target.send_metrics(data), len(some)):
+                self._state.confirm_amounts(amounts)
+                self._state.extend(self._totals.extent())
+                self.sent.points += len(some)
+        if whole:
+            if self._refusal:
+                message = f"{self._target.name} refused {self.sent.refused:,} items"
+                delivered = f"Delivered: {self.sent}"
+                raise InsightsError(f"{message}: {self._refusal}", f"{delivered}.")
+            self._state.finish(self._sizes)
+            self._sizes.clear()
+
+    def _taken(self, failure: Failure | None, items: int) -> bool:
+        """Whether a batch arrived; one that is refused must not hold up the others."""
+        if failure is None:
+            return True
+        if failure.refused:
+            self.sent.refused += items
+            self._refusal = failure.reason
+            return False
+        raise InsightsError(
+            f"{self._target.name} cannot be reached: {failure.reason}",
+            f"Delivered: {self.sent}; the same command sends the rest.",
+        )
+
+
+def _batches(items: list[_Item], size: int, *, whole: bool) -> Iterator[list[_Item]]:
+    """Takes batches off the list; the last one only as a whole, unless all is asked for."""
+    while len(items) >= size or (whole and items):
+        yield items[:size]
+        del items[:size]

@@ -1,0 +1,29 @@
+"""Tables → the rows of one session at a time, for what is made session by session."""
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from copilot_insights.tables import Tables
+
+Row = dict[str, Any]
+Rows = dict[str, list[Row]]
+"""Table → its rows of one session."""
+
+
+def by_session(tables: Tables, names: Collection[str]) -> Iterator[tuple[Row, Rows]]:
+    """Each session's own row, and its rows of the tables named; sessions by their ends.
+
+    A session's rows become Python objects only when it is its turn: of a big history they
+    would take a hundred times the memory of the tables.
+    """
+    parts = {
+        name: tables.table(name).partition_by("session_id", as_dict=True, include_key=True)
+        for name in names
+    }
+    for session in tables.sessions.sort("ended_at", nulls_last=False).iter_rows(named=True):
+        key = (session["session_id"],)
+        yield (
+            session,
+            {name: list(found[key].iter_rows(named=True)) if key in found else []
+             for name, found in parts.items()},
+        )  # fmt: skip

@@ -1,0 +1,166 @@
+"""The page of a waterfall, in a real browser."""
+
+import json
+import shutil
+
+import pytest
+
+from copilot_insights import load
+from copilot_insights.waterfall import waterfall
+from copilot_insights.waterfall_page import waterfall_page
+from tests.test_waterfall import BIG, HOSTILE, ROOT, session_lines
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+SAMPLES = sorted(path.name for path in (ROOT / "sample_logs").iterdir() if path.is_dir())
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Debian's chromium, headless."""
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    if not CHROMIUM:
+        pytest.skip("needs chromium")
+    with api.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """A function: the text of a page → the page, shown, and what it said on the console."""
+    pages = []
+
+    def show(text, width=1400, scheme="light"):
+        path = tmp_path / f"{len(pages)}.html"
+        path.write_text(text, encoding="utf-8")
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        said = []
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda r: r.url.startswith("file:") or said.append(r.url))
+        page.goto(path.as_uri())
+        pages.append(page)
+        return page, said
+
+    yield show
+    for page in pages:
+        page.close()
+
+
+def painted(page):
+    """How many colours the picture has, and whether it has one of the tools' or model's."""
+    return page.evaluate(
+        """() => {
+          const c = document.querySelector("canvas"), d = c.getContext("2d").getImageData(
+            0, 0, c.width, c.height).data, seen = new Set();
+          for (let i = 0; i < d.length; i += 4) seen.add(d[i] << 16 | d[i + 1] << 8 | d[i + 2]);
+          return seen.size;
+        }"""
+    )
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
+def test_every_sample_is_drawn_with_all_its_bars(opened, width, scheme):
+    tables = load(ROOT / "sample_logs")
+    for session in tables.sessions["session_id"]:
+        page, said = opened(waterfall_page(tables, session), width, scheme)
+        fall = waterfall(tables, session)
+        bars = page.evaluate("waterfall.bars.map(b => [b[0], b[1], b[2], b[6], b[7]])")
+        place = fall.axis.place
+        assert bars == [
+            [b["lane"], b["row"], b["kind"], place(b["from_ms"]), place(b["to_ms"])]
+            for b in fall.bars.iter_rows(named=True)
+        ]
+        assert painted(page) > 10
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert said == []
+
+
+def test_hovering_tells_the_numbers_and_keys_go_from_bar_to_bar(opened):
+    tables = load(ROOT / "sample_logs/tools-1.0.102")
+    page, said = opened(waterfall_page(tables, tables.sessions["session_id"][0]))
+    assert page.locator("#tip").is_hidden()
+    at = page.evaluate(
+        "(() => { const n = waterfall.bars.findIndex(b => b[3] === 'bash' && b[7] - b[6] > 1000);"
+        " const b = waterfall.bars[n], r = document.getElementById('view').getBoundingClientRect();"
+        " const x = (waterfall.x(b[6]) + waterfall.x(b[7])) / 2;"
+        " return [r.x + x, r.y + 44 + b[1] * 18 + 9]; })()"
+    )
+    page.mouse.move(*at)
+    tip = page.locator("#tip").inner_text()
+    assert "bash · ok" in tip
+    assert "1.3 s" in tip
+    page.locator("#view").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    assert "took" in page.locator("#picked").inner_text()
+    scale = page.evaluate("waterfall.view().scale")
+    page.keyboard.press("+")
+    assert page.evaluate("waterfall.view().scale") == pytest.approx(1.6 * scale)
+    page.keyboard.press("0")
+    assert page.evaluate("waterfall.view().scale") == pytest.approx(scale)
+    page.locator("summary").click()
+    page.locator("tbody tr").first.wait_for()
+    assert page.locator("tbody tr").count() == page.evaluate("waterfall.bars.length")
+    assert said == []
+
+
+def test_nothing_that_a_log_says_runs(opened, tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text(session_lines(9, HOSTILE, HOSTILE, HOSTILE), encoding="utf-8")
+    tables = load(path)
+    text = waterfall_page(tables, "long-session", content=True)
+    page, said = opened(text)
+    page.locator("#view").focus()
+    for _ in range(8):
+        page.keyboard.press("ArrowRight")
+        page.mouse.move(300 + _ * 90, 300)
+    page.locator("summary").click()
+    page.locator("tbody tr").first.wait_for()
+    assert page.evaluate("typeof hacked") == "undefined"
+    assert page.locator("img").count() == 0
+    assert page.locator("script").count() == 2
+    assert "\x1b" not in text
+    assert "\u202e" not in page.evaluate("document.body.innerText")
+    assert said == []
+
+
+def test_the_policy_of_the_page_lets_no_other_script_run(opened):
+    tables = load(ROOT / "sample_logs/error-1.0.102")
+    text = waterfall_page(tables, tables.sessions["session_id"][0])
+    worse = text.replace("</main>", "<script>window.hacked=1</script><img src=x onerror=hacked=1>")
+    page, said = opened(worse)
+    assert page.evaluate("typeof hacked") == "undefined"
+    assert any("Content Security Policy" in line for line in said)
+
+
+def test_content_is_in_the_page_only_when_asked_for():
+    tables = load(ROOT / "sample_logs/tools-1.0.102")
+    [session] = tables.sessions["session_id"]
+    said = "All done: changed a.py"
+    assert said not in waterfall_page(tables, session).split('id="data">')[1].split("</script>")[0]
+    data = waterfall_page(tables, session, content=True).split('id="data">')[1]
+    bars = json.loads(data.split("</script>")[0])["bars"]
+    assert any(len(bar) > 9 and said in bar[9] for bar in bars)
+
+
+def test_two_thousand_calls_stay_usable(opened, tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text(session_lines(BIG), encoding="utf-8")
+    text = waterfall_page(load(path), "long-session")
+    assert len(text) < 2_000_000
+    assert "://" not in text
+    page, said = opened(text)
+    assert page.evaluate("waterfall.bars.filter(b => b[2] === 'tool').length") == BIG
+    first = page.evaluate("waterfall.first")
+    slowest = page.evaluate(
+        """() => { let worst = 0;
+          for (let n = 0; n < 30; n++) {
+            waterfall.zoom(1.3, 700); const t = performance.now(); waterfall.draw();
+            worst = Math.max(worst, performance.now() - t);
+          } waterfall.fit(); return worst; }"""
+    )
+    assert first < 1500
+    assert slowest < 50
+    assert said == []
