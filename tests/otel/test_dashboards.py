@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -32,7 +33,9 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from copilot_insights import load
 from copilot_insights.dashboards.build import PROFILES, dashboard, text, within
 from copilot_insights.errors import InsightsError
+from copilot_insights.otel.metrics import points
 from copilot_insights.otel.prometheus import openmetrics, series_name, serve
+from copilot_insights.otel.temporality import Totals, added
 
 ROOT = Path(__file__).parents[2]
 D1 = [0.01 * 2**n for n in range(14)]
@@ -282,3 +285,13 @@ def test_prometheus_scrapes_the_endpoint(data, tables, tmp_path):
         server.wait(20)
     done = tables.tool_calls.filter(pl.col("status").is_in(["ok", "failed"])).height
     assert float(found[0]["value"][1]) == done
+
+
+@each_profile
+def test_every_series_of_the_dashboards_is_one_that_is_exported(tables, profile):
+    sent = Totals(delta=False).metrics(added(points(tables, profile), {}))
+    text = openmetrics(sent).decode()
+    for panel in dashboard(profile)["panels"]:
+        for target in panel["targets"]:
+            name = re.search(r"last_over_time\((\w+)\{", target["expr"])[1]
+            assert f"\n{name}{{" in text or f"\n{name} " in text
