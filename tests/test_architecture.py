@@ -50,15 +50,22 @@ otel.metrics otel.content otel.state otel.exporters
 otel.temporality
 otel.delivery otel.prometheus
 otel.live
-options
-commands.show commands.export commands.watch
+options dashboards.build
+commands.dashboards commands.show commands.export commands.watch
 cli
 """
 RANK = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
 
 # what is slow to import, or prints, or talks → the modules that may, and when
 CONFINED = {
-    "typer": {"cli", "options", "commands.export", "commands.show", "commands.watch"},
+    "typer": {
+        "cli",
+        "options",
+        "commands.dashboards",
+        "commands.export",
+        "commands.show",
+        "commands.watch",
+    },
     "rich": {"render", "commands.watch"},
     "plotly": {"charts"},
     "opentelemetry": {"otel.spans", "otel.temporality", "otel.exporters"},
@@ -70,7 +77,7 @@ CONFINED = {
 }
 NO_POLARS = {
     "errors", "units", "when", "discover", "options", "cli", "__init__",
-    "commands.export", "commands.show", "commands.watch",
+    "commands.dashboards", "commands.export", "commands.show", "commands.watch",
 }  # fmt: skip
 
 each_module = pytest.mark.parametrize("module", MODULES)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from copilot_insights.otel.live import LiveExport
-    from copilot_insights.otel.prometheus import Sums
+    from copilot_insights.otel.metrics import Point
     from copilot_insights.tables import Tables
 
 _Option = typer.Option
@@ -89,12 +89,18 @@ def _live_export(
     return LiveExport(delivery.Delivery(target, memory, what))
 
 
-def _endpoint(stack: ExitStack, address: str) -> "Sums":
-    from copilot_insights.otel.prometheus import Sums, serve  # noqa: PLC0415
+def _endpoint(stack: ExitStack, address: str) -> "dict[str, list[Point]]":
+    """Points by session, which are served as they are when somebody asks."""
+    from copilot_insights.otel.prometheus import serve  # noqa: PLC0415
+    from copilot_insights.otel.temporality import summed  # noqa: PLC0415
 
-    sums = Sums()
-    note(f"metrics at {stack.enter_context(serve(address, sums.collect))}")
-    return sums
+    points: dict[str, list[Point]] = {}
+    # a copy, as they change while they are served
+    url = stack.enter_context(
+        serve(address, lambda: summed(p for found in list(points.values()) for p in found))
+    )
+    note(f"metrics at {url}")
+    return points
 
 
 class _View:
@@ -105,14 +111,14 @@ class _View:
         recent: timedelta,
         profile: str,
         export: "LiveExport | None",
-        sums: "Sums | None",
+        sums: "dict[str, list[Point]] | None",
     ) -> None:
         from copilot_insights import live  # noqa: PLC0415
         from copilot_insights.schema import TABLES  # noqa: PLC0415
 
         self._recent, self._profile, self._export, self._sums = recent, profile, export, sums
         names = {*live.USED, "sessions"}
-        if export or sums:
+        if export or sums is not None:
             names.add("bookings")
         self.wanted = {name: tuple(TABLES[name]) for name in names}
         self._tables: dict[str, Tables] = {}
@@ -131,17 +137,17 @@ class _View:
             self._tables[name] = tables.of([name])
         if self._export:
             self._export.changed(tables)
-        if self._sums:
+        if self._sums is not None:
             self._put(tables, self._sums)
 
-    def _put(self, tables: "Tables", sums: "Sums") -> None:
+    def _put(self, tables: "Tables", sums: "dict[str, list[Point]]") -> None:
         from copilot_insights.otel import metrics  # noqa: PLC0415
         from copilot_insights.otel.delivery import profile  # noqa: PLC0415
         from copilot_insights.rows import by_session  # noqa: PLC0415
 
         for session, rows in by_session(tables, metrics.USED):
             found = metrics.session_points(session, rows, profile(self._profile))
-            sums.put(session["session_id"], found)
+            sums[session["session_id"]] = list(found)
 
     def tick(self, *, last: bool = False) -> None:
         """Sends what is due."""

@@ -91,6 +91,21 @@ def _more(value: float | Distribution, other: float | Distribution) -> float | D
     return value + other
 
 
+def summed(points: Iterable[Point]) -> sdk.MetricsData:
+    """Points of many sessions added up: one cumulative point a series."""
+    sums: dict[tuple[str, Any], Point] = {}
+    for point in points:
+        series = point.name, point.attributes
+        if other := sums.get(series):
+            start, end = min(other.start, point.start), max(other.end, point.end)
+            more = _more(other.value, point.value)
+            sums[series] = point._replace(start=start, end=end, value=more)
+        else:
+            sums[series] = point
+    news = [Added(point, key_of(point), "") for point in sums.values()]
+    return Totals(delta=False).metrics(news)
+
+
 class Totals:
     """The running totals of a target's series."""
 

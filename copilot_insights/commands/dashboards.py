@@ -1,0 +1,39 @@
+"""`copilot-insights dashboards`: the Grafana dashboards as files."""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from copilot_insights.errors import InsightsError
+from copilot_insights.options import note, write_file
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to an application."""
+    app.command()(dashboards)
+
+
+def dashboards(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write them.")
+    ] = Path(),
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files there.")] = False,
+) -> None:
+    """Grafana dashboards, as JSON to import: one for each metric profile."""
+    found = sorted(
+        (f for f in files("copilot_insights.dashboards").iterdir() if f.name.endswith(".json")),
+        key=lambda f: f.name,
+    )
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InsightsError(f"cannot make {output}: {error.strerror}") from None
+    taken = [str(output / f.name) for f in found if (output / f.name).exists()]
+    if taken and not force:  # before the first is written, so that it is all or nothing
+        raise InsightsError(f"{', '.join(taken)} exists", "Use --force to overwrite.")
+    for file in found:
+        write_file(output / file.name, file.read_bytes(), force=force)
+        note(f"wrote {output / file.name}")

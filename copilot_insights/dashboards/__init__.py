@@ -1,0 +1,1 @@
+"""Grafana dashboards, and what makes them."""
