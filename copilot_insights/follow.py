@@ -40,9 +40,15 @@ class Change(NamedTuple):
 
 
 class Follower:
-    """The logs at some paths, or the CLI's own. Paths that do not exist yet are waited for."""
+    """The logs at some paths, or the CLI's own. Paths that do not exist yet are waited for.
 
-    def __init__(self, paths: Sequence[str | Path] = (), *, wanted: Wanted) -> None:
+    An eager one searches and reads at every poll, whatever that costs.
+    """
+
+    def __init__(
+        self, paths: Sequence[str | Path] = (), *, wanted: Wanted, eager: bool = False
+    ) -> None:
+        self._eager = eager
         self._paths, self._wanted = list(paths), wanted
         self._places = [Path(p) for p in paths] or default_roots()
         self._files: list[LogFile] = []
@@ -55,7 +61,7 @@ class Follower:
     def poll(self) -> Change:
         """What changed since the last poll; the first gives all."""
         now = time.monotonic()
-        if now >= self._search_at or self._place_changed(now):
+        if self._eager or now >= self._search_at or self._place_changed(now):
             self._search()
             took = time.monotonic() - now
             self._search_at = now + max(1.0, took / _SEARCHING)
@@ -96,7 +102,8 @@ class Follower:
         except OSError:
             return False
         stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
-        if self._stamps.get(file.path) == stamp or now < self._read_at.get(file.name, 0):
+        resting = now < self._read_at.get(file.name, 0) and not self._eager
+        if self._stamps.get(file.path) == stamp or resting:
             return False
         self._stamps[file.path] = stamp
         return True

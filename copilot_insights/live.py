@@ -1,14 +1,15 @@
 """What sessions do now: tables → one row per session, by what is open in them."""
 
-import os
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
+import psutil
 
 from copilot_insights import units
+from copilot_insights.discover import LOG
 from copilot_insights.reports import Column, Section
 from copilot_insights.rows import Row, Rows, by_session
 from copilot_insights.schema import AT, MAIN
@@ -42,20 +43,23 @@ def alive(log: str) -> bool | None:
     The CLI keeps `inuse.PID.lock` in the session's directory (1.0.102), and leaves it there
     when it is killed.
     """
-    pids = [path.name.split(".")[1] for path in Path(log).parent.glob("inuse.*.lock")]
-    if Path(log).name != "events.jsonl" or not pids:
-        return None
-    return any(pid.isdigit() and _runs(int(pid)) for pid in pids)
+    locks = list(Path(log).parent.glob("inuse.*.lock")) if Path(log).name == LOG else []
+    return any(map(_runs, locks)) if locks else None
 
 
-def _runs(pid: int) -> bool:
+def _runs(lock: Path) -> bool:
+    pid = lock.name.split(".")[1]
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
+        process = psutil.Process(int(pid))
+        # a number can be given anew: its process is then younger than the lock
+        return (
+            process.status() != psutil.STATUS_ZOMBIE
+            and process.create_time() < lock.stat().st_mtime + 2
+        )
+    except psutil.AccessDenied:
         return True
-    return True
+    except (psutil.Error, ValueError, OverflowError, OSError):
+        return False
 
 
 def status(tables: Tables, now: datetime) -> pl.DataFrame:

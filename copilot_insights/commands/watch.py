@@ -180,7 +180,11 @@ class _View:
 
         width, color = terminal()
         limit = max(1, height - 4) if height else None
-        section = live.section(self.frame(), len(self._tables), limit)
+        frame = self.frame()
+        if form == "table" and not frame.height:
+            days = self._recent / timedelta(days=1)
+            return f"no session with news in the last {days:g} days ({len(self._tables)} in all)\n"
+        section = live.section(frame, len(self._tables), limit)
         pieces = render([section], form, tz=when.zone(None), width=width, color=color)
         trouble = self.trouble()
         return "".join(pieces) + (f"! {clean(trouble)}\n" if trouble else "")

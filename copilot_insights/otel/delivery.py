@@ -92,6 +92,7 @@ class Delivery:
         call sends the rest.
         """
         now = now or datetime.now(UTC)
+        self._refusal, self.sent.refused = "", 0
         try:
             for number, (session, rows) in enumerate(by_session(tables, USED), 1):
                 self._session(session, rows, now, metrics=metrics and self._what.metrics)

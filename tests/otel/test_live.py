@@ -1,0 +1,118 @@
+"""`watch --otel` beside a run of the reference loop: the traces are those of an export
+afterwards, also when the watcher is killed in between.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from copilot_insights import load
+from copilot_insights.otel.spans import spans
+
+from .receivers import http
+from .test_export import by_name, near, totals
+
+PYTHON = [sys.executable, "-m", "copilot_insights.cli"]
+
+
+@contextmanager
+def watcher(url, tmp_path, *more):
+    words = [*PYTHON, "watch", str(tmp_path / "home"), "--otel", "--endpoint", url, "--every",
+             "0.2", "--state", str(tmp_path / "state.db"), *more]  # fmt: skip
+    env = {**os.environ, "OTEL_METRIC_EXPORT_INTERVAL": "500"}
+    with subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def loop(tmp_path):
+    (tmp_path / "work").mkdir()
+    words = [*PYTHON, "run", "What is here?", "--script", "demo", "--allow-all", "--home",
+             str(tmp_path / "home")]  # fmt: skip
+    return subprocess.Popen(
+        words, cwd=tmp_path / "work", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def until(condition, seconds=20):
+    for _ in range(seconds * 20):
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def sent(received):
+    """Name, parent, times and status of each span that arrived."""
+    keys = ("name", "parentSpanId", "startTimeUnixNano", "endTimeUnixNano", "status")
+    return {name: [span.get(key) for key in keys] for name, span in received.spans.items()}
+
+
+def exported(tmp_path):
+    """The same of an export afterwards."""
+    with http() as (url, received):
+        words = [*PYTHON, "export", "otel", str(tmp_path / "home"), "--endpoint", url, "--state",
+                 str(tmp_path / "other.db")]  # fmt: skip
+        subprocess.run(words, check=True, capture_output=True)
+    return received
+
+
+def test_spans_come_as_they_close_and_equal_those_of_an_export(tmp_path):
+    with http() as (url, received), watcher(url, tmp_path):
+        with loop(tmp_path) as run:
+            assert until(lambda: any("bash" in s["name"] for s in received.spans.values()))
+            assert run.poll() is None, "a tool's span is here before the run is over"
+            run.wait()
+        expected = {f"{m.span.context.span_id:016x}" for m in spans(load(tmp_path / "home"))}
+        start = time.monotonic()
+        assert until(lambda: set(received.spans) == expected)
+        assert time.monotonic() - start < 2
+        after = exported(tmp_path)
+        assert sent(received) == sent(after)
+        assert set(received.times.values()) == {1}
+        assert until(lambda: by_name(received) == near(totals(load(tmp_path / "home"))))
+
+
+def test_kill_9_five_times_in_between(tmp_path):
+    with http() as (url, received):
+        with loop(tmp_path) as run:
+            for _ in range(5):
+                before = received.requests
+                with watcher(url, tmp_path) as process:
+                    until(lambda before=before: received.requests > before, 3)
+                    process.send_signal(signal.SIGKILL)
+            run.wait()
+        with watcher(url, tmp_path) as process:
+            expected = {f"{m.span.context.span_id:016x}" for m in spans(load(tmp_path / "home"))}
+            assert until(lambda: set(received.spans) == expected)
+            process.send_signal(signal.SIGTERM)
+            process.wait(10)
+        after = exported(tmp_path)
+        assert sent(received) == sent(after)
+        assert by_name(received) == near(totals(load(tmp_path / "home")))
+
+
+@pytest.mark.parametrize("fault", [503, 400])
+def test_a_receiver_that_fails_for_a_while_gets_everything_in_the_end(fault, tmp_path, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    down = [True]
+    with http(lambda _n: fault if down[0] else 200) as (url, received):
+        with watcher(url, tmp_path) as process:
+            with loop(tmp_path) as run:
+                run.wait()
+            assert until(lambda: received.requests > 0)
+            down[0] = False
+            expected = {f"{m.span.context.span_id:016x}" for m in spans(load(tmp_path / "home"))}
+            assert until(lambda: set(received.spans) == expected)
+            process.send_signal(signal.SIGTERM)
+            said = process.communicate(timeout=10)[1]
+        assert len(said.splitlines()) <= 2
+        assert "Traceback" not in said
+        assert by_name(received) == near(totals(load(tmp_path / "home")))
