@@ -106,6 +106,11 @@ class Delivery:
             self._totals = self._new_totals()
             raise
 
+    def _whole(self, session: str) -> str:
+        """What stands for all of a session that is asked for."""
+        what = self._what
+        return f"{session}\0{what.traces:d}{what.metrics:d}{what.profile}"
+
     @staticmethod
     def settled(session: Row, now: datetime) -> bool:
         """Whether what is open in a session is to be taken as it is."""
@@ -119,13 +124,13 @@ class Delivery:
 
     def _session(self, session: Row, rows: Rows, now: datetime, *, metrics: bool) -> None:
         name, size = session["session_id"], session["bytes"] or 0
-        if self._state.size(name) == size:
+        if self._state.size(self._whole(name)) == size:
             self.sent.earlier += 1
             return
         settled = self.settled(session, now)
         self._add(session, rows, settled=settled, metrics=metrics)
         if settled and metrics == self._what.metrics:
-            self._sizes.append((name, size))
+            self._sizes.append((self._whole(name), size))
         if len(self._spans) >= _SPANS or len(self._points) >= _POINTS:
             self._flush(whole=False)
 
@@ -143,7 +148,7 @@ class Delivery:
                 else:
                     self.sent.waiting += 1
         if metrics:
-            counted = {key: amount for _, key, amount in self._state.counted(name)}
+            counted = dict(self._state.counted(name))
             found = points.session_points(session, rows, what.profile, settled=settled)
             self._points += ((name, one) for one in added(found, counted))
         if (len(self._spans), len(self._points)) != before:

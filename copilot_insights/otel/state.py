@@ -8,26 +8,25 @@ A batch is noted before it is sent and confirmed after it. What stands noted but
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from copilot_insights.errors import InsightsError
 
 _VERSION: Final = 1
 _SCHEMA: Final = """
+create table if not exists names (number integer primary key, name text unique);
 create table if not exists batches (batch integer primary key, sent integer);
 create table if not exists spans (
-    target text, session text, id blob, batch integer, primary key (target, session, id)
+    owner integer, id blob, batch integer, primary key (owner, id)
 ) without rowid;
 create table if not exists series (
-    target text, session text, key text, value text, sent text,
-    primary key (target, session, key)
+    owner integer, key integer, value text, sent text, primary key (owner, key)
 ) without rowid;
-create table if not exists done (
-    target text, session text, size integer, primary key (target, session)
-) without rowid;
+create table if not exists done (owner integer primary key, size integer);
 """
+# an owner is the number of a target and a session together, a key that of a series
 
 
 def default_path() -> Path:
@@ -91,27 +90,42 @@ class State:
                     self._base.execute("rollback")
                 raise
 
+    def _name(self, session: str) -> str:
+        return f"{self._target}\0{session}"
+
+    def _numbers(self, base: sqlite3.Connection, names: Iterable[str]) -> dict[str, int]:
+        wanted = list(dict.fromkeys(names))
+        base.executemany("insert or ignore into names (name) values (?)", zip(wanted, strict=True))
+        query = "select number from names where name = ?"
+        return {name: base.execute(query, (name,)).fetchone()[0] for name in wanted}
+
+    def _read(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._told("read"):
+            return self._base.execute(query, values).fetchall()
+
     def size(self, session: str) -> int:
         """How long the session's logs were when all of it was sent; -1 before that."""
-        query = "select size from done where target = ? and session = ?"
-        row = self._base.execute(query, (self._target, session)).fetchone()
-        return int(row[0]) if row else -1
+        query = "select size from done join names on number = owner where name = ?"
+        rows = self._read(query, self._name(session))
+        return int(rows[0][0]) if rows else -1
 
     def sent(self, session: str) -> set[int]:
         """The ids of its spans that arrived."""
         query = (
-            "select id from spans join batches using (batch)"
-            " where target = ? and session = ? and sent"
+            "select id from spans join names on number = owner join batches using (batch)"
+            " where name = ? and sent"
         )
-        with closing(self._base.execute(query, (self._target, session))) as rows:
-            return {int.from_bytes(row[0], "big") for row in rows}
+        rows = self._read(query, self._name(session))
+        return {int.from_bytes(row[0], "big") for row in rows}
 
     def note_spans(self, spans: Iterable[tuple[str, int]]) -> int:
         """That these (session, id) are about to be sent; the number of their batch."""
+        named = [(self._name(session), id_.to_bytes(8, "big")) for session, id_ in spans]
         with self._writing() as base:
             batch = base.execute("insert into batches (sent) values (0)").lastrowid or 0
-            rows = [(self._target, name, id_.to_bytes(8, "big"), batch) for name, id_ in spans]
-            base.executemany("insert or replace into spans values (?, ?, ?, ?)", rows)
+            owners = self._numbers(base, (name for name, _ in named))
+            rows = [(owners[name], id_, batch) for name, id_ in named]
+            base.executemany("insert or replace into spans values (?, ?, ?)", rows)
         return batch
 
     def confirm_spans(self, batch: int) -> None:
@@ -119,30 +133,36 @@ class State:
         with self._writing() as base:
             base.execute("update batches set sent = 1 where batch = ?", (batch,))
 
-    def counted(self, session: str | None = None) -> Iterator[tuple[str, str, str]]:
-        """(session, series, amount) that arrived, of one session or of all."""
-        query = "select session, key, sent from series where target = ? and sent is not null"
+    def counted(self, session: str | None = None) -> list[tuple[str, str]]:
+        """(series, amount) that arrived, of one session or of all."""
+        query = (
+            "select k.name, sent from series join names o on o.number = owner"
+            " join names k on k.number = key where sent is not null and o.name"
+        )
         if session is None:
-            yield from self._base.execute(query, (self._target,))
-        else:
-            yield from self._base.execute(f"{query} and session = ?", (self._target, session))
+            start = self._name("")
+            return self._read(f"{query} >= ? and o.name < ?", start, start[:-1] + "\1")
+        return self._read(f"{query} = ?", self._name(session))
 
     def note_amounts(self, amounts: Iterable[tuple[str, str, str]]) -> None:
         """That these (session, series, amount) are about to be sent."""
-        rows = [(self._target, *amount) for amount in amounts]
         query = (
-            "insert into series values (?, ?, ?, ?, null)"
+            "insert into series values (?, ?, ?, null)"
             " on conflict do update set value = excluded.value"
         )
+        named = [(self._name(session), key, amount) for session, key, amount in amounts]
         with self._writing() as base:
+            numbers = self._numbers(base, (name for row in named for name in row[:2]))
+            rows = [(numbers[name], numbers[key], amount) for name, key, amount in named]
             base.executemany(query, rows)
 
     def confirm_amounts(self, amounts: Iterable[tuple[str, str, str]]) -> None:
         """That they arrived."""
-        rows = [(self._target, session, key) for session, key, _ in amounts]
-        query = "update series set sent = value where target = ? and session = ? and key = ?"
+        named = [(self._name(session), key) for session, key, _ in amounts]
         with self._writing() as base:
-            base.executemany(query, rows)
+            numbers = self._numbers(base, (name for row in named for name in row))
+            rows = [(numbers[name], numbers[key]) for name, key in named]
+            base.executemany("update series set sent = value where owner = ? and key = ?", rows)
 
     def extent(self) -> tuple[int, int] | None:
         """The first start and last end of the amounts that arrived."""
@@ -155,12 +175,17 @@ class State:
 
     def finish(self, sizes: Iterable[tuple[str, int]]) -> None:
         """That all of these (session, size) arrived."""
-        rows = [(self._target, *size) for size in sizes]
+        named = [(self._name(session), size) for session, size in sizes]
         with self._writing() as base:
-            base.executemany("insert or replace into done values (?, ?, ?)", rows)
+            owners = self._numbers(base, (name for name, _ in named))
+            rows = [(owners[name], size) for name, size in named]
+            base.executemany("insert or replace into done values (?, ?)", rows)
 
     def forget(self) -> None:
         """All that this target was sent, to send it anew."""
+        start = self._name("")
+        mine = "owner in (select number from names where name >= ? and name < ?)"
         with self._writing() as base:
             for table in ("spans", "series", "done"):
-                base.execute(f"delete from {table} where target = ?", (self._target,))  # noqa: S608
+                query = f"delete from {table} where {mine}"  # noqa: S608 (of our own names)
+                base.execute(query, (start, start[:-1] + "\1"))

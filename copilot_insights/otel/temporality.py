@@ -111,12 +111,12 @@ class Totals:
 
     def __init__(
         self,
-        counted: Iterable[tuple[str, str, str]] = (),
+        counted: Iterable[tuple[str, str]] = (),
         *,
         delta: bool,
         extent: tuple[int, int] | None = None,
     ) -> None:
-        """`counted` are the amounts (session, series, amount) that it was sent, and `extent`
+        """`counted` are the amounts (series, amount) that it was sent, and `extent`
         the first start and the last end of these.
         """
         self._delta = delta
@@ -124,7 +124,7 @@ class Totals:
         self._ends: dict[str, int] = {}
         self._first: int | None = extent[0] if extent else None
         self._last = extent[1] if extent else 0
-        for _, key, text in counted:
+        for key, text in counted:
             value = _unpacked(text)
             self._values[key] = _more(self._values[key], value) if key in self._values else value
 

@@ -138,6 +138,17 @@ def test_a_dry_run_sends_and_keeps_nothing(cli):
         )
 
 
+def test_what_was_left_out_is_sent_when_it_is_asked_for(cli, samples):
+    with http() as (url, received):
+        words = ["export", "otel", SAMPLES, "--endpoint", url]
+        assert cli(*words, "--no-metrics")[0] == 0
+        assert cli(*words, "--no-traces", "--profile", "v1.41")[0] == 0
+        assert {name for name, *_ in received.points} >= {"gen_ai.client.token.usage"}
+        assert "got 0 spans" in cli(*words)[2]
+    assert set(received.times.values()) == {1}
+    assert {name for name, *_ in received.points} >= set(totals(samples))
+
+
 def test_filters_choose_whole_sessions(cli):
     with http() as (url, received):
         words = ["export", "otel", SAMPLES, "--endpoint", url]
