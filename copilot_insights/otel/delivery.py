@@ -24,6 +24,9 @@ USED: Final = tuple(dict.fromkeys((*spans.USED, *points.USED)))
 SETTLED: Final = timedelta(minutes=10)
 """Of a log that nobody has written to for so long, what is open is sent as it is."""
 
+AT_ONCE: Final = timedelta(seconds=1)
+"""Within so long of a span's end follows what may put it off."""
+
 _Item = TypeVar("_Item")
 _SPANS: Final = 512  # the SDK's own batch
 _POINTS: Final = 2000
@@ -128,13 +131,14 @@ class Delivery:
             self.sent.earlier += 1
             return
         settled = self.settled(session, now)
-        self._add(session, rows, settled=settled, metrics=metrics)
+        rests = session["ended_at"] is not None and now - session["ended_at"] > AT_ONCE
+        self._add(session, rows, settled=settled, rests=rests, metrics=metrics)
         if settled and metrics == self._what.metrics:
             self._sizes.append((self._whole(name), size))
         if len(self._spans) >= _SPANS or len(self._points) >= _POINTS:
             self._flush(whole=False)
 
-    def _add(self, session: Row, rows: Rows, *, settled: bool, metrics: bool) -> None:
+    def _add(self, session: Row, rows: Rows, *, settled: bool, rests: bool, metrics: bool) -> None:
         name, what = session["session_id"], self._what
         before = len(self._spans), len(self._points)
         if what.traces:
@@ -143,7 +147,7 @@ class Delivery:
             for made in spans.session_spans(session, rows, content):
                 if made.span.context.span_id in sent:
                     continue
-                if made.final or settled:
+                if made.final or settled or (made.ended and rests):
                     self._spans.append(made)
                 else:
                     self.sent.waiting += 1

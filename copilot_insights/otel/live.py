@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from copilot_insights.errors import InsightsError
-from copilot_insights.otel.delivery import Delivery
+from copilot_insights.otel.delivery import AT_ONCE, Delivery
 from copilot_insights.tables import Tables, join
 
 _INTERVAL: Final = "OTEL_METRIC_EXPORT_INTERVAL"
@@ -50,7 +50,13 @@ class LiveExport:
         try:
             if self._waiting:
                 self._delivery.send(join(list(self._waiting.values())), metrics=False)
-                self._waiting.clear()
+                # once more when it rests: some ends are certain only then
+                rests = datetime.now(UTC) - 2 * AT_ONCE
+                self._waiting = {
+                    name: tables
+                    for name, tables in self._waiting.items()
+                    if (tables.sessions["ended_at"][0] or rests) > rests
+                }
             if due:
                 self._metrics_at = now + interval()
                 self._tell()

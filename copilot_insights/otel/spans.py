@@ -38,11 +38,14 @@ _Told = tuple[int | None, str, datetime | None, Attributes]
 
 
 class Made(NamedTuple):
-    """A span of a session. `final`: no later line of the log can change it."""
+    """A span of a session. `final`: no later line of the log can change it. `ended`: it has
+    its end, which what is written at once behind it (a hook, say) may still put off.
+    """
 
     session_id: str
     span: ReadableSpan
     final: bool
+    ended: bool
 
 
 class Content(Protocol):
@@ -240,7 +243,7 @@ class _Session:
             status=Status(StatusCode.ERROR, failed) if failed else Status(StatusCode.UNSET),
             start_time=begin, end_time=stop,
         )  # fmt: skip
-        yield Made(self._id, span, final)
+        yield Made(self._id, span, final, end is not None)
 
     def _invoke_agent(self, number: int, row: Row, events: list[Event]) -> Iterator[Made]:
         agent = self._agents.get(row["agent_id"]) if row["agent_id"] != MAIN else None
