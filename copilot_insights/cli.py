@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from copilot_insights import __version__
-from copilot_insights.commands import dashboards, export, show, watch
+from copilot_insights.commands import compare, dashboards, export, show, watch
 from copilot_insights.errors import InsightsError
 from copilot_insights.options import (
     Options,
@@ -105,6 +105,7 @@ def check(options: Options) -> None:
         raise typer.Exit(3)
 
 
+compare.register(app)
 watch.register(app)
 export.register(app)
 register(app)

@@ -142,7 +142,7 @@ def _text(value: object, unit: str, tz: str) -> str:
         return units.moment(value, tz)  # type: ignore[arg-type]
     if unit == "stamp":
         return units.NOTHING if value is None else _plain(value)
-    if unit == "text":
+    if unit in {"text", "right"}:
         if value is None:
             return ""
         return clean(value if isinstance(value, str) else json.dumps(value, default=_plain))

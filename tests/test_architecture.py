@@ -40,7 +40,7 @@ loading
 rows follow
 metrics
 reports
-live
+live compare
 content waterfall
 render
 tree
@@ -51,7 +51,7 @@ otel.temporality
 otel.delivery otel.prometheus
 otel.live
 options dashboards.build
-commands.dashboards commands.show commands.export commands.watch
+commands.compare commands.dashboards commands.show commands.export commands.watch
 cli
 """
 RANK = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
