@@ -126,7 +126,8 @@ def test_in_a_terminal_beside_the_loop(tmp_path):
     home, name = tmp_path / "home", f"watch{os.getpid()}"
     command = [*PYTHON, "watch", str(home), "--every", "0.2"]
     tmux = ["tmux", "-L", name]
-    env = {**os.environ, "TERM": "xterm-256color"}
+    env = {k: v for k, v in os.environ.items() if k not in {"LINES", "COLUMNS"}}
+    env["TERM"] = "xterm-256color"
     subprocess.run(
         [*tmux, "-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "12", *command],
         check=True,
@@ -134,7 +135,7 @@ def test_in_a_terminal_beside_the_loop(tmp_path):
     )
 
     def screen_until(*texts):
-        for _ in range(150):
+        for _ in range(600):  # a machine under load takes its time to start Python
             shown = subprocess.run(
                 [*tmux, "capture-pane", "-p"], capture_output=True, text=True, check=True
             ).stdout

@@ -103,10 +103,10 @@ def _agent_shape(events):  # noqa: C901  # one rule a kind of event
             setup.append(_entry(event))
             continue
         in_turn = kind == "assistant.message" or (in_turn and kind == "session.usage_record")
-        if kind != "assistant.message":
+        if kind not in {"assistant.message", "session.usage_record"}:
             flush()
-        # The CLI's sub-agents sometimes ask for a permission before they write the message that
-        # made them ask; the question is left for the calls after the message.
+        # The CLI's sub-agents sometimes ask for a permission before they write the record and
+        # the message that made them ask; the question is left for the calls after the message.
         shape.append(_entry(event))
     flush()
     return shape
