@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from copilot_insights import __version__
-from copilot_insights.commands import export, show
+from copilot_insights.commands import export, redact, show
 from copilot_insights.errors import InsightsError
 from copilot_insights.options import (
     Options,
@@ -106,6 +106,7 @@ def check(options: Options) -> None:
 
 
 export.register(app)
+redact.register(app)
 register(app)
 
 

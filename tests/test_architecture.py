@@ -37,7 +37,7 @@ interactions
 accounting
 tables
 loading
-rows follow
+rows follow redact
 metrics
 reports
 live
@@ -50,14 +50,14 @@ otel.metrics otel.content otel.state otel.exporters
 otel.temporality
 otel.delivery
 options
-commands.show commands.export
+commands.show commands.export commands.redact
 cli
 """
 RANK = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
 
 # what is slow to import, or prints, or talks → the modules that may, and when
 CONFINED = {
-    "typer": {"cli", "options", "commands.export", "commands.show"},
+    "typer": {"cli", "options", "commands.export", "commands.redact", "commands.show"},
     "rich": {"render"},
     "plotly": {"charts"},
     "opentelemetry": {"otel.spans", "otel.temporality", "otel.exporters"},
@@ -69,7 +69,7 @@ CONFINED = {
 }
 NO_POLARS = {
     "errors", "units", "when", "discover", "options", "cli", "__init__",
-    "commands.export", "commands.show",
+    "commands.export", "commands.redact", "commands.show", "redact",
 }  # fmt: skip
 
 each_module = pytest.mark.parametrize("module", MODULES)
