@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from copilot_insights import __version__
-from copilot_insights.commands import compare, dashboards, export, show, watch
+from copilot_insights.commands import compare, dashboards, export, redact, show, watch
 from copilot_insights.errors import InsightsError
 from copilot_insights.options import (
     Options,
@@ -108,6 +108,7 @@ def check(options: Options) -> None:
 compare.register(app)
 watch.register(app)
 export.register(app)
+redact.register(app)
 register(app)
 dashboards.register(app)
 

@@ -85,8 +85,31 @@ def _decode_line(raw: bytes) -> tuple[Event | None, str, list[str]]:
         event, reason, bad = _decode_lenient(mended)
         raw = mended
     if event is None and (piece := _whole_event_of(raw)):
-        event, reason, bad = piece, "", [f"{_tag(piece)}: torn text beside it on its line"]
+        event, reason = piece[0], ""
+        bad = [f"{_tag(event)}: torn text beside it on its line"]
     return event, reason, bad
+
+
+class Good(NamedTuple):
+    """What of a line is read: the line as JSON as far as it can be mended, where in it the
+    event stands (none for a line that is no event), and the reason why it is none.
+    """
+
+    text: bytes
+    event: slice | None
+    reason: str
+
+
+def good_part(raw: bytes) -> Good:
+    """What `decode` reads of a line."""
+    event, reason, _ = _decode_lenient(raw)
+    text = raw
+    if event is None and (text := _mend(raw)) != raw:
+        event, reason = _decode_lenient(text)[:2] if text else (None, "NUL bytes")
+    if event is not None:
+        return Good(text, slice(0, len(text)), "")
+    piece = _whole_event_of(text)
+    return Good(text, piece[1] if piece else None, "" if piece else reason)
 
 
 def _tag(event: Event) -> str:
@@ -121,9 +144,9 @@ _TYPE: Final = b'{"type":"'
 _TRIES: Final = 8
 
 
-def _whole_event_of(raw: bytes) -> Event | None:
-    """The whole event on a line that holds more: writers append after a crash, and the torn
-    line before has no newline. A line gives one event at most.
+def _whole_event_of(raw: bytes) -> tuple[Event, slice] | None:
+    """The whole event on a line that holds more, and where: writers append after a crash, and
+    the torn line before has no newline. A line gives one event at most.
     """
     depth = 0
     for token in _TOKEN.finditer(raw):
@@ -131,7 +154,7 @@ def _whole_event_of(raw: bytes) -> Event | None:
         if depth <= 0 and token[0] in b"]}":
             event = _decode_lenient(raw[: token.end()])[0]
             if event is not None:
-                return event
+                return event, slice(0, token.end())
             break
     start = len(raw)
     for _ in range(_TRIES):
@@ -141,7 +164,7 @@ def _whole_event_of(raw: bytes) -> Event | None:
         event = _decode_lenient(raw[start:])[0]
         # what is nested in a torn line has neither
         if event is not None and event.id and event.timestamp:
-            return event
+            return event, slice(start, len(raw))
     return None
 
 

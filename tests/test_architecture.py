@@ -37,7 +37,7 @@ interactions
 accounting
 tables
 loading
-rows follow
+rows follow redact
 metrics
 reports
 live compare
@@ -51,7 +51,7 @@ otel.temporality
 otel.delivery otel.prometheus
 otel.live
 options dashboards.build
-commands.compare commands.dashboards commands.show commands.export commands.watch
+commands.compare commands.dashboards commands.show commands.export commands.redact commands.watch
 cli
 """
 RANK = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
@@ -61,8 +61,10 @@ CONFINED = {
     "typer": {
         "cli",
         "options",
+        "commands.compare",
         "commands.dashboards",
         "commands.export",
+        "commands.redact",
         "commands.show",
         "commands.watch",
     },
@@ -77,7 +79,8 @@ CONFINED = {
 }
 NO_POLARS = {
     "errors", "units", "when", "discover", "options", "cli", "__init__",
-    "commands.dashboards", "commands.export", "commands.show", "commands.watch",
+    "commands.compare", "commands.dashboards", "commands.export", "commands.redact",
+    "commands.show", "commands.watch", "redact",
 }  # fmt: skip
 
 each_module = pytest.mark.parametrize("module", MODULES)
