@@ -65,6 +65,12 @@ MEASURES: Final = (
 )
 
 
+def of_version(tables: Tables, version: str) -> Tables:
+    """The sessions of CLI versions that begin so."""
+    starts = pl.col("cli_version").str.starts_with(version)
+    return tables.of(tables.sessions.filter(starts)["session_id"])
+
+
 def per_session(tables: Tables) -> pl.DataFrame:
     """A row per session: the sums that measures are made of, and of each tool its calls'
     (`log:TOOL`, `timed:TOOL`). Null where the log does not say.

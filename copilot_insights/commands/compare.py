@@ -47,14 +47,12 @@ def _compare(
 
 
 def _side(options: Options, text: str, by: str | None) -> "Tables":
-    import polars as pl  # noqa: PLC0415
+    from copilot_insights.compare import of_version  # noqa: PLC0415
 
     if by is not None and by not in _BY:
         raise InsightsError(f"no --by {by}", f"Use {', '.join(_BY)}.", exit_code=2)
     if by == "version":
-        tables, _, _ = load_chosen(options)
-        starts = pl.col("cli_version").str.starts_with(text).fill_null(value=False)
-        return tables.of(tables.sessions.filter(starts)["session_id"])
+        return of_version(load_chosen(options)[0], text)
     if by is not None:
         chosen = replace(options, **{by: text})  # type: ignore[arg-type]
     elif Path(text).expanduser().exists():
