@@ -37,11 +37,13 @@ Query = tuple[str, str]
 """PromQL, and the legend."""
 
 
-def within(metric: str, by: str = "", where: str = "") -> str:
-    """PromQL: what the dashboard's time range added to a cumulative series."""
+def within(metric: str, by: str = "", where: str = "", window: str = "$__range") -> str:
+    """PromQL: what a window of time, by default the dashboard's range, added to a cumulative
+    series. The total before it may be old: nobody may have worked for months.
+    """
     series = f"{metric}{{{', '.join(filter(None, (_CHOSEN, where)))}}}"
-    now = f"last_over_time({series}[$__range])"
-    before = f"last_over_time({series}[$__range] offset $__range)"
+    now = f"last_over_time({series}[{window}])"
+    before = f"last_over_time({series}[730d] offset {window})"
     return f"sum{f' by ({by})' if by else ''} ({now} - ({before} or {now} * 0))"
 
 
@@ -50,6 +52,13 @@ def _percentiles(metric: str, by: str, where: str = "") -> list[Query]:
     return [
         (f"histogram_quantile({p / 100}, {buckets})", f"{{{{{by}}}}} p{p}") for p in (50, 90, 99)
     ]
+
+
+_OPEN: Final = 'status=~"open|interrupted"'
+_WAIT: Final = "copilot_insights_permission_wait_seconds"
+_OUTCOMES: Final = "copilot_insights_tool_outcome_count_total"
+_CALLS: Final = "copilot_insights_inference_call_count_total"
+_REPOSITORY: Final = "vcs_repository_name"
 
 
 def _panels(profile: str) -> list[tuple[str, str, str, list[Query]]]:
@@ -64,10 +73,41 @@ def _panels(profile: str) -> list[tuple[str, str, str, list[Query]]]:
             "Credits",
             "stat",
             "short",
-            [(within("copilot_insights_usage_ai_credits_total"), "AI credits")],
+            [
+                (within("copilot_insights_usage_ai_credits_total"), "AI credits"),
+                (within("copilot_insights_usage_premium_requests_total"), "premium requests"),
+            ],
+        ),
+        (
+            "Failed model calls",
+            "stat",
+            "short",
+            [(within(_CALLS, "", 'status="error"'), "failed")],
         ),
         ("Tool calls", "stat", "short", [(within(_TOOL_CALLS), "calls")]),
         ("Failed tool calls", "stat", "short", [(within(_TOOL_CALLS, "", failed), "failed")]),
+        (
+            "Cut off",
+            "stat",
+            "short",
+            [
+                (within(_CALLS, "", 'status="open"'), "model calls"),
+                (within(_OUTCOMES, "", _OPEN), "tool calls"),
+                (within("copilot_insights_log_rejected_lines_total"), "lines rejected"),
+            ],
+        ),
+        (
+            "Model calls per day",
+            "timeseries",
+            "short",
+            [(within(f"{chat}_count", _MODEL, of, "1d"), f"{{{{{_MODEL}}}}}")],
+        ),
+        (
+            "Tokens per day",
+            "timeseries",
+            "short",
+            [(within(m, "", w, "1d"), label) for m, w, label in tokens],
+        ),
         (
             "Model calls by model",
             "bargauge",
@@ -103,9 +143,19 @@ def _panels(profile: str) -> list[tuple[str, str, str, list[Query]]]:
             "Model calls by repository",
             "bargauge",
             "short",
-            [(within(f"{chat}_count", "vcs_repository_name", of), "{{vcs_repository_name}}")],
+            [(within(f"{chat}_count", _REPOSITORY, of), f"{{{{{_REPOSITORY}}}}}")],
         ),
+        (
+            "Tokens by repository",
+            "bargauge",
+            "short",
+            [(within(m, _REPOSITORY, w), f"{{{{{_REPOSITORY}}}}} {t}") for m, w, t in tokens],
+        ),
+        ("Permission waits", "bargauge", "s", _percentiles(_WAIT, "kind")),
     ]
+
+
+_BARS: Final = {"custom": {"drawStyle": "bars", "fillOpacity": 80, "stacking": {"mode": "normal"}}}
 
 
 def dashboard(profile: str) -> dict[str, Any]:
@@ -115,6 +165,7 @@ def dashboard(profile: str) -> dict[str, Any]:
     x = y = 0
     for number, (title, kind, unit, queries) in enumerate(_panels(profile), 1):
         width, height = (4, 4) if kind == "stat" else (12, 8)
+        daily = kind == "timeseries"
         if x + width > 24 or (panels and panels[-1]["type"] == "stat" and kind != "stat"):
             x, y = 0, y + panels[-1]["gridPos"]["h"]
         panels.append(
@@ -124,16 +175,20 @@ def dashboard(profile: str) -> dict[str, Any]:
                 "type": kind,
                 "datasource": source,
                 "gridPos": {"x": x, "y": y, "w": width, "h": height},
-                "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
-                "options": {"reduceOptions": {"calcs": ["lastNotNull"]}},
+                "fieldConfig": {
+                    "defaults": {"unit": unit, "min": 0, **(_BARS if daily else {})},
+                    "overrides": [],
+                },
+                "options": {} if daily else {"reduceOptions": {"calcs": ["lastNotNull"]}},
+                **({"interval": "1d"} if daily else {}),
                 "targets": [
                     {
                         "refId": chr(ord("A") + i),
                         "datasource": source,
                         "expr": query,
                         "legendFormat": legend,
-                        "instant": True,
-                        "range": False,
+                        "instant": not daily,
+                        "range": daily,
                     }
                     for i, (query, legend) in enumerate(queries)
                 ],

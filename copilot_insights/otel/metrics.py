@@ -386,4 +386,4 @@ def _own(series: _Series, session: Row, rows: Rows, *, settled: bool) -> None:
             series.add(f"{usage}.{name}", book[_USAGE[name]], gen_ai__request__model=model)
     series.add(f"{ours}.usage.ai_credits", session["ai_credits"])
     series.add(f"{ours}.usage.premium_requests", session["premium_requests"])
-    series.add(f"{ours}.log.rejected_lines", session["rejected_lines"] or None)
+    series.add(f"{ours}.log.rejected_lines", session["rejected_lines"])
