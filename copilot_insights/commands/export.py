@@ -32,6 +32,7 @@ _app = typer.Typer(
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
     _app.command("otel")(reading(_otel))
+    _app.command("openmetrics")(reading(_openmetrics))
     _app.command("parquet")(reading(_parquet))
     _app.command("csv")(reading(_csv))
     app.add_typer(_app, name="export")
@@ -141,6 +142,33 @@ def _tell(sent: "Sent", name: str, *, dry_run: bool) -> None:
     if sent.waiting:
         said.append(f"{sent.waiting:,} spans wait for their ends")
     note("; ".join(said))
+
+
+def _openmetrics(
+    options: Options,
+    *,
+    profile: Annotated[
+        str, _Option(metavar="NAME", help="Metric names: latest (CLI 1.0.102) or v1.41.")
+    ] = "latest",
+) -> None:
+    """Write metrics with their own times as OpenMetrics text (-o FILE), for promtool."""
+    from dataclasses import replace  # noqa: PLC0415
+
+    from copilot_insights.otel import delivery, metrics  # noqa: PLC0415
+    from copilot_insights.otel.prometheus import openmetrics  # noqa: PLC0415
+    from copilot_insights.otel.temporality import Totals, added  # noqa: PLC0415
+
+    if options.json or options.format:
+        message = "openmetrics has one format"
+        raise InsightsError(message, "Leave --format out.", exit_code=2)
+    chosen = delivery.profile(profile)
+    tables, _, _ = load_chosen(replace(options, output=None), only=metrics.USED, whole=True)
+    not_empty(tables)
+    data = openmetrics(Totals(delta=False).metrics(added(metrics.points(tables, chosen), {})))
+    if options.output:
+        write_file(options.output, data, force=options.force)
+    else:
+        sys.stdout.write(data.decode())
 
 
 # --- tables -------------------------------------------------------------------------------

@@ -94,7 +94,10 @@ def ask(request, tables, tmp_path_factory):
         urlopen(f"{url}/internal/force_flush").close()
     else:
         needs("prometheus", "promtool")
-        (home / "in").write_bytes(openmetrics(data))
+        command = ["export", "openmetrics", ROOT / "sample_logs", "--profile", profile, "-o"]
+        subprocess.run(
+            [sys.executable, "-m", "copilot_insights.cli", *command, home / "in"], check=True
+        )
         (home / "config.yml").write_text("global: {}\n")
         subprocess.run(
             ["promtool", "tsdb", "create-blocks-from", "openmetrics", home / "in", home / "db"],
