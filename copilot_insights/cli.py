@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from copilot_insights import __version__
-from copilot_insights.commands import compare, dashboards, export, redact, show, watch
+from copilot_insights.commands import chart, compare, dashboards, export, html, redact, show, watch
 from copilot_insights.errors import InsightsError
 from copilot_insights.options import (
     Options,
@@ -90,6 +90,8 @@ def table(
 
 
 show.register(app)
+html.register(app)
+chart.register(app)
 
 
 @app.command()

@@ -295,13 +295,13 @@ def agents(tables: Tables) -> pl.DataFrame:
     )
 
 
+def _day(at: pl.Expr, tz: str) -> pl.Expr:
+    return at.dt.convert_time_zone(tz).dt.date().alias("day")
+
+
 def daily(tables: Tables, tz: str) -> pl.DataFrame:
     """A row per day in the time zone `tz`, each number booked at the time of its call."""
-
-    def day(at: pl.Expr) -> pl.Expr:
-        return at.dt.convert_time_zone(tz).dt.date().alias("day")
-
-    at = day(pl.coalesce("started_at", "replied_at"))
+    at = _day(pl.coalesce("started_at", "replied_at"), tz)
     calls = (
         tables.llm_calls.with_columns(at)
         .group_by("day")
@@ -313,7 +313,7 @@ def daily(tables: Tables, tz: str) -> pl.DataFrame:
         )
     )
     used = (
-        tables.tool_calls.with_columns(day(pl.coalesce("started_at", "ended_at")))
+        tables.tool_calls.with_columns(_day(pl.coalesce("started_at", "ended_at"), tz))
         .group_by("day")
         .agg(
             tool_calls=pl.len().cast(pl.Int64),
@@ -322,7 +322,7 @@ def daily(tables: Tables, tz: str) -> pl.DataFrame:
         )
     )
     booked = (
-        tables.bookings.with_columns(day(pl.col("at")))
+        tables.bookings.with_columns(_day(pl.col("at"), tz))
         .group_by("day")
         .agg(_total(name) for name in AMOUNTS)
     )
@@ -358,3 +358,164 @@ def quality(tables: Tables) -> pl.DataFrame:
         )
         .sort("incidents", "kind", descending=[True, False])
     )
+
+
+# --- what pictures are made of ------------------------------------------------------------
+
+
+def daily_models(tables: Tables, tz: str) -> pl.DataFrame:
+    """A row per day and model: calls, and the amounts booked. A day's rows add up to
+    `daily`'s row, a model's to `models`' row.
+    """
+    keys = ["day", "model"]
+    calls = (
+        tables.llm_calls.with_columns(_day(pl.coalesce("started_at", "replied_at"), tz))
+        .group_by(keys)
+        .agg(calls=pl.len().cast(pl.Int64))
+    )
+    booked = (
+        tables.bookings.with_columns(_day(pl.col("at"), tz))
+        .group_by(keys)
+        .agg(_total(name) for name in AMOUNTS)
+    )
+    return (
+        calls.join(booked, on=keys, how="full", coalesce=True, nulls_equal=True)
+        .with_columns(pl.col("calls").fill_null(0), ai_credits=pl.col("nano_aiu") / 1e9)
+        .drop("nano_aiu")
+        .sort(keys, nulls_last=True)
+    )
+
+
+def daily_time(tables: Tables, tz: str) -> pl.DataFrame:
+    """A row per day: the parts of the root agent's interactions that began on it."""
+    root = tables.interactions.filter(pl.col("agent_id") == MAIN)
+    return (
+        root.with_columns(_day(pl.col("started_at"), tz))
+        .group_by("day")
+        .agg(_total(part) for part in PARTS)
+        .sort("day", nulls_last=True)
+    )
+
+
+def session_time(tables: Tables) -> pl.DataFrame:
+    """A row per session: the parts of the root agent's interactions, and their sum
+    `active_ms`; longest first.
+    """
+    root = tables.interactions.filter(pl.col("agent_id") == MAIN)
+    return (
+        root.group_by("session_id")
+        .agg(_total(part) for part in PARTS)
+        .with_columns(active_ms=pl.sum_horizontal(PARTS))
+        .sort("active_ms", "session_id", descending=[True, False])
+    )
+
+
+def spread(calls: pl.DataFrame, by: str, column: str) -> pl.DataFrame:
+    """A row per `by`: calls, and of those that have `column`: how many (timed), five
+    percentiles and the extremes. Longest in sum first.
+    """
+    value = pl.col(column)
+    at = {"p5_ms": 0.05, "p25_ms": 0.25, "p50_ms": 0.5, "p75_ms": 0.75, "p95_ms": 0.95}
+    return (
+        calls.group_by(by)
+        .agg(
+            pl.len().cast(pl.Int64).alias("calls"),
+            value.count().cast(pl.Int64).alias("timed"),
+            value.min().alias("min_ms"),
+            *(value.quantile(q, "linear").round().cast(pl.Int64).alias(n) for n, q in at.items()),
+            value.max().alias("max_ms"),
+            _total(column).alias("sum_ms"),
+        )
+        .sort("sum_ms", "calls", by, descending=[True, True, False], nulls_last=True)
+    )
+
+
+def failures(tables: Tables) -> pl.DataFrame:
+    """A row per tool and reason of a call that did not go well, most frequent first.
+
+    status is failed, denied, open, interrupted, or exit for a command that ran and said
+    no; reason is the log's own code for it, or the exit code.
+    """
+    status, code = pl.col("status"), pl.col("exit_code")
+    exits = (status == "ok") & (code != 0)
+    return (
+        tables.tool_calls.filter(exits.fill_null(value=False) | (status != "ok"))
+        .with_columns(
+            status=pl.when(exits).then(pl.lit("exit")).otherwise(status),
+            reason=pl.when(exits).then(pl.format("exit code {}", code)).otherwise("error_code"),
+        )
+        .group_by("tool", "status", "reason")
+        .agg(calls=pl.len().cast(pl.Int64), sessions=pl.col("session_id").n_unique().cast(pl.Int64))
+        .sort("calls", "tool", "status", "reason", descending=[True, False, False, False])
+    )
+
+
+def context(tables: Tables, most: int) -> pl.DataFrame:
+    """session_id, call, input_tokens, compacted: how the root agent's context grew, of the
+    `most` sessions in which it grew largest.
+
+    A row per model call of the root, in order; `compacted` says that the context was
+    compacted just before it. Tokens are null where the log does not state them per call.
+    """
+    root = tables.llm_calls.filter(pl.col("agent_id") == MAIN).sort(
+        "session_id", pl.coalesce("started_at", "replied_at"), nulls_last=True, maintain_order=True
+    )
+    calls = root.with_columns(
+        compacted=(~_CALL).shift(1, fill_value=False).over("session_id"),
+    ).filter(_CALL)
+    peak = (
+        calls.group_by("session_id")
+        .agg(pl.col("input_tokens").max().alias("peak"))
+        .drop_nulls("peak")
+        .sort("peak", "session_id", descending=[True, False])
+        .head(most)
+    )
+    return (
+        calls.join(peak, on="session_id", how="inner")
+        .with_columns(call=pl.int_range(1, pl.len() + 1).over("session_id"))
+        .sort("peak", "session_id", "call", descending=[True, False, False])
+        .select("session_id", "call", "input_tokens", "compacted")
+    )
+
+
+_MUCH: Final = 3  # times the median
+_RARE: Final = 0.95  # and not less than this percentile
+_OFTEN: Final = 3  # failures, and a fifth of all calls
+
+
+def _far(value: pl.Expr) -> pl.Expr:
+    return (value >= _MUCH * value.median()) & (value >= value.quantile(_RARE, "linear"))
+
+
+def notable(tables: Tables) -> pl.DataFrame:
+    """The sessions with `active_ms` and why one is worth a look; those with most reasons
+    first, then the newest.
+
+    long: active three times the median or more, among the longest twentieth, and a minute;
+    costly: the same of credits, or of tokens where no credits are known; failing: three
+    calls or more, and a fifth of all, failed; stuck: cut off within a turn or tool, or one
+    call repeated.
+    """
+    stuck = tables.incidents.filter(
+        pl.col("kind").is_in(["open_turn", "open_tool", "repeated_call"])
+    ).select("session_id", stuck=pl.lit(value=True))
+    sessions = tables.sessions
+    # 0 credits are free, and no yardstick
+    priced = (sessions["ai_credits"].sum() or 0) > 0
+    cost = pl.col("ai_credits" if priced else "input_tokens")
+    failed = pl.col("failed_llm_calls") + pl.col("failed_tool_calls")
+    active = pl.col("active_ms")
+    flags = {
+        "long": _far(active) & (active >= 60_000),
+        "costly": _far(cost) & (cost > 0),
+        "failing": (failed >= _OFTEN) & (failed * 5 >= pl.col("llm_calls") + pl.col("tool_calls")),
+        "stuck": pl.col("stuck"),
+    }
+    return (
+        sessions.with_columns(active_ms=pl.col("wall_ms") - pl.col("user_ms"))
+        .join(stuck.unique(), on="session_id", how="left")
+        .with_columns(flag.fill_null(value=False).alias(name) for name, flag in flags.items())
+        .with_columns(reasons=pl.sum_horizontal(pl.col(list(flags)).cast(pl.Int64)))
+        .sort("reasons", "started_at", "session_id", descending=[True, True, False],
+              nulls_last=True)
+    )  # fmt: skip

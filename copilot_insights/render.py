@@ -134,10 +134,12 @@ _READ: Final[dict[str, Callable[[Any], str]]] = {
         units.NOTHING if v is None else f"{v:g}" if isinstance(v, float) else str(v)
     ),
 }
-_LEFT: Final = frozenset({"text", "time", "stamp", "day", "bar"})
+LEFT: Final = frozenset({"text", "time", "stamp", "day", "bar"})
+"""Units that are not numbers."""
 
 
-def _text(value: object, unit: str, tz: str) -> str:
+def cell(value: object, unit: str, tz: str) -> str:
+    """A value as people read it, by the unit of its column."""
     if unit == "time":
         return units.moment(value, tz)  # type: ignore[arg-type]
     if unit == "stamp":
@@ -179,10 +181,10 @@ def _blocks(section: Section, tz: str) -> Iterator[str]:
     columns = [c for c in section.columns if c.unit != "bar"]
     if columns:
         rows = [
-            [_text(v, c.unit, tz) for v, c in zip(row, columns, strict=True)]
+            [cell(v, c.unit, tz) for v, c in zip(row, columns, strict=True)]
             for row in frame.select(c.of for c in columns).iter_rows()
         ]
-        rule = "|".join(" --- " if c.unit in _LEFT else " ---: " for c in columns)
+        rule = "|".join(" --- " if c.unit in LEFT else " ---: " for c in columns)
         table = [_row([c.title for c in columns]), f"|{rule}|", *map(_row, rows)]
         yield "\n".join(table) if rows else "none"
     if section.picture:  # a line that begins with blanks is code: nothing in it is markup
@@ -261,7 +263,7 @@ def _grid(frame: pl.DataFrame, section: Section, tz: str, width: int) -> tuple[A
 
     cells = {
         c: [
-            units.bar(v, _BAR) if c.unit == "bar" else _text(v, c.unit, tz)
+            units.bar(v, _BAR) if c.unit == "bar" else cell(v, c.unit, tz)
             for v in frame[c.of].to_list()
         ]
         for c in section.columns
@@ -275,7 +277,7 @@ def _grid(frame: pl.DataFrame, section: Section, tz: str, width: int) -> tuple[A
         show_header=any(column.title for column in kept),
     )
     for column in kept:
-        left = column.unit in _LEFT
+        left = column.unit in LEFT
         table.add_column(
             Text(column.title),
             justify="left" if left else "right",

@@ -2,17 +2,13 @@
 says can run in it. Drawn on a canvas, which thousands of calls do not slow down.
 """
 
-import json
-from base64 import b64encode
 from collections.abc import Iterator
-from hashlib import sha256
-from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
 from copilot_insights import units
 from copilot_insights.content import Content
+from copilot_insights.page import asset, document, inert
 from copilot_insights.render import clean
 from copilot_insights.tables import Tables
 from copilot_insights.tree import heading
@@ -60,38 +56,22 @@ def waterfall_page(
     """
     fall = waterfall(tables, session_id)
     said = Content(Path(fall.session["path"])) if content else None
-    assets = files("copilot_insights") / "assets"
-    script = (assets / "waterfall.js").read_text(encoding="utf-8")
-    style = (assets / "waterfall.css").read_text(encoding="utf-8")
-    data = json.dumps(_data(fall, said), ensure_ascii=True, separators=(",", ":"))
-    data = data.replace("<", "\\u003c")  # no text of a log can end the element
     facts = "".join(
-        f"<div><dt>{escape(label)}</dt><dd>{escape(clean(text))}</dd></div>"
-        for label, text in heading(fall.session, tz)
-        if text
+        f"<div><dt>{label}</dt><dd>{inert(value)}</dd></div>"
+        for label, value in heading(fall.session, tz)
+        if value
     )
     kinds = {*fall.bars["kind"], *(["fold"] if fall.axis.folds else [])}
     if fall.bars.filter(status="failed").height or fall.bars.filter(status="denied").height:
         kinds.add("failed")
     legend = "".join(
-        f'<span><i class="bg-{kind}"></i>{text}</span>'
-        for kind, text in _LEGEND.items()
+        f'<span><i class="bg-{kind}"></i>{named}</span>'
+        for kind, named in _LEGEND.items()
         if kind in kinds
     )
     bars = units.plural(fall.bars.height, "bar")
     untimed = f" {units.plural(fall.untimed, 'call')} without a time." if fall.untimed else ""
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; base-uri 'none'; \
-form-action 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Session {escape(clean(session_id))}</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
+    body = f"""<main>
 <h1>Waterfall of a session</h1>
 <dl>{facts}</dl>
 <div class="bar">
@@ -111,16 +91,14 @@ bar. A fading bar has no end in the log.{untimed}</p>
 <tbody></tbody></table></div></details>
 <noscript>The picture is drawn by a script in this file.</noscript>
 </main>
-<div id="tip" hidden></div>
-<script type="application/json" id="data">{data}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
-
-
-def _hash(text: str) -> str:
-    return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
+<div id="tip" hidden></div>"""
+    return document(
+        f"Session {session_id}",
+        body,
+        _data(fall, said),
+        style=asset("waterfall.css"),
+        scripts=[asset("waterfall.js")],
+    )
 
 
 def _data(fall: Waterfall, said: Content | None) -> dict[str, Any]:

@@ -1,10 +1,13 @@
-"""What several test files share: the command, run in this process."""
+"""What several test files share: the command, run in this process, and a browser."""
 
+import shutil
 import sys
 
 import pytest
 
 from copilot_insights.cli import main
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @pytest.fixture
@@ -19,3 +22,37 @@ def cli(monkeypatch, capsys):
         return end.value.code or 0, *capsys.readouterr()
 
     return run
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Debian's chromium, headless."""
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    if not CHROMIUM:
+        pytest.skip("needs chromium")
+    with api.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """A function: the text of a page → the page, shown, and what it said on the console."""
+    pages = []
+
+    def show(text, width=1400, scheme="light"):
+        path = tmp_path / f"{len(pages)}.html"
+        path.write_text(text, encoding="utf-8")
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        said = []
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda r: r.url.startswith("file:") or said.append(r.url))
+        page.goto(path.as_uri())
+        pages.append(page)
+        return page, said
+
+    yield show
+    for page in pages:
+        page.close()

@@ -44,14 +44,18 @@ live compare
 content waterfall
 render
 tree
-timeline waterfall_page
+breakdowns page
+charts timeline waterfall_page
+report_page
 otel.spans
 otel.metrics otel.content otel.state otel.exporters
 otel.temporality
 otel.delivery otel.prometheus
 otel.live
 options dashboards.build
-commands.compare commands.dashboards commands.show commands.export commands.redact commands.watch
+commands.chart
+commands.compare commands.dashboards commands.show commands.export
+commands.html commands.redact commands.watch
 cli
 """
 RANK = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
@@ -61,9 +65,11 @@ CONFINED = {
     "typer": {
         "cli",
         "options",
+        "commands.chart",
         "commands.compare",
         "commands.dashboards",
         "commands.export",
+        "commands.html",
         "commands.redact",
         "commands.show",
         "commands.watch",
@@ -79,8 +85,8 @@ CONFINED = {
 }
 NO_POLARS = {
     "errors", "units", "when", "discover", "options", "cli", "__init__",
-    "commands.compare", "commands.dashboards", "commands.export", "commands.redact",
-    "commands.show", "commands.watch", "redact",
+    "commands.chart", "commands.compare", "commands.dashboards", "commands.export",
+    "commands.redact", "commands.show", "commands.html", "commands.watch", "redact",
 }  # fmt: skip
 
 each_module = pytest.mark.parametrize("module", MODULES)

@@ -1,7 +1,6 @@
 """The page of a waterfall, in a real browser."""
 
 import json
-import shutil
 
 import pytest
 
@@ -10,42 +9,7 @@ from copilot_insights.waterfall import waterfall
 from copilot_insights.waterfall_page import waterfall_page
 from tests.test_waterfall import BIG, HOSTILE, ROOT, session_lines
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SAMPLES = sorted(path.name for path in (ROOT / "sample_logs").iterdir() if path.is_dir())
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Debian's chromium, headless."""
-    api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    if not CHROMIUM:
-        pytest.skip("needs chromium")
-    with api.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
-
-
-@pytest.fixture
-def opened(browser, tmp_path):
-    """A function: the text of a page → the page, shown, and what it said on the console."""
-    pages = []
-
-    def show(text, width=1400, scheme="light"):
-        path = tmp_path / f"{len(pages)}.html"
-        path.write_text(text, encoding="utf-8")
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        said = []
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda r: r.url.startswith("file:") or said.append(r.url))
-        page.goto(path.as_uri())
-        pages.append(page)
-        return page, said
-
-    yield show
-    for page in pages:
-        page.close()
 
 
 def painted(page):

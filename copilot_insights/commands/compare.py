@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from copilot_insights.commands.chart import KINDS, write_figure
 from copilot_insights.errors import InsightsError
 from copilot_insights.options import Options, load_chosen, put, reading
 
@@ -34,15 +35,25 @@ def _compare(
     """Two sets of sessions: what differs, by how much, and whether it is chance.
 
     compare old/ new/ · compare ..2026-11-15 2026-11-15.. · compare --by model gpt-5 claude
+
+    -o FILE.html, .png or .svg draws it.
     """
     from copilot_insights import compare as comparing  # noqa: PLC0415
 
+    picture = options.output if options.output and options.output.suffix in KINDS else None
+    if picture:  # its suffix names no format of tables
+        options = replace(options, output=None)
     sides = [comparing.per_session(_side(options, text, by)) for text in (a, b)]
     for text, side in zip((a, b), sides, strict=True):
         if not side.height:
             raise InsightsError(f"no session in {text}", "Check both sides with report.")
     frame = comparing.compare(*sides)
     sizes = sides[0].height, sides[1].height
+    if picture:
+        from copilot_insights.charts import difference  # noqa: PLC0415
+
+        write_figure(difference(frame, (a, b)), picture, force=options.force)
+        return
     put(comparing.sections(frame, (a, b), sizes), options, "UTC")
 
 
