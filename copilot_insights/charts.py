@@ -453,9 +453,10 @@ def growth(frame: pl.DataFrame) -> Figure:
         return _nothing(figure, "No log here states tokens call by call.")
     for n, session in enumerate(ids):
         part = frame.filter(pl.col("session_id") == session)
+        few = part["input_tokens"].count() <= 60
         figure.add_scatter(
             x=part["call"].to_list(), y=part["input_tokens"].to_list(), name=label(session[:8]),
-            mode="lines+markers" if part.height <= 60 else "lines", connectgaps=False,
+            mode="lines+markers" if few else "lines", connectgaps=False,
             line={"color": COLORS[n % len(COLORS)], "width": 2,
                   "dash": ("solid", "dash")[n // len(COLORS) % 2]},
             marker={"size": 5},

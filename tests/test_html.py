@@ -308,6 +308,16 @@ def test_the_command_writes_a_page_and_links_waterfalls(cli, opened, tmp_path, m
     assert cli("html", SAMPLES, "--json", "-o", "x.html")[0] == 2
 
 
+def test_a_report_of_a_part_links_whole_sessions(cli, tmp_path):
+    out, whole, part = tmp_path / "r.html", tmp_path / "whole", tmp_path / "part"
+    words = [SAMPLES / "tools-1.0.102", "--tz", "UTC", "--force", "-o", out]
+    assert cli("html", *words, "--waterfalls", whole)[0] == 0
+    assert cli("html", *words, "--waterfalls", part, "--since", "2026-12-01T03:36:48")[0] == 0
+    assert 'data-name="llm_calls" data-v="3"' in out.read_text(encoding="utf-8")
+    [one], [other] = whole.iterdir(), part.iterdir()
+    assert one.read_bytes() == other.read_bytes()
+
+
 def test_a_session_cannot_name_a_file_elsewhere(cli, tmp_path):
     log = tmp_path / "events.jsonl"
     log.write_text(session_lines(3).replace("long-session", "../../up/<x>"), encoding="utf-8")

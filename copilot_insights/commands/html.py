@@ -52,15 +52,20 @@ def _html(
     output = options.output or _DEFAULT
     if output.exists() and not options.force:  # said before the work, not after it
         raise InsightsError(f"{output} exists", "Use --force to overwrite it.")
-    from copilot_insights import reports, waterfall  # noqa: PLC0415
+    from copilot_insights import metrics, reports, waterfall  # noqa: PLC0415
 
     only = reports.USED if waterfalls is None else {*reports.USED, *waterfall.NEEDED}
-    tables, chosen, tz = load_chosen(replace(options, output=None), only=tuple(only))
+    tables, chosen, tz = load_chosen(
+        replace(options, output=None), only=tuple(only), whole=waterfalls is not None
+    )
     some_event(tables, options)
     not_empty(tables)
     from copilot_insights.report_page import report_page  # noqa: PLC0415
 
-    links = {} if waterfalls is None else _waterfalls(tables, tz, waterfalls, output, options)
+    links = {}
+    if waterfalls is not None:  # of whole sessions, also where the report is of a part
+        links = _waterfalls(tables, tz, waterfalls, output, options)
+        tables = metrics.select(tables, chosen)
     page = report_page(tables, chosen, tz, cdn=cdn, links=links)
     data = page.encode(errors="backslashreplace")
     write_file(output, data, force=options.force)
