@@ -15,7 +15,7 @@ from copilot_insights.waterfall import waterfall
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FIGURES = {"1_tour": 2, "2_tools": 3, "3_models_tokens_credits": 3, "4_one_session": 1,
-           "5_before_and_after": 2}  # fmt: skip
+           "5_before_and_after": 3}  # fmt: skip
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
