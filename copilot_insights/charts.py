@@ -492,10 +492,10 @@ def difference(frame: pl.DataFrame, names: tuple[str, str]) -> Figure:
         part = known.filter(pl.col("shown") == shown)
         change, low, high = (part[end].to_numpy() * 100 for end in ("change", "low", "high"))
         figure.add_scatter(
-            x=change, y=_labels(part["measure"]), mode="markers", name=name,
+            x=change.tolist(), y=_labels(part["measure"]), mode="markers", name=name,
             marker={"color": color, "symbol": symbol, "size": 9},
-            error_x={"type": "data", "symmetric": False, "array": high - change,
-                     "arrayminus": change - low, "color": color, "thickness": 1.5},
+            error_x={"type": "data", "symmetric": False, "array": (high - change).tolist(),
+                     "arrayminus": (change - low).tolist(), "color": color, "thickness": 1.5},
             hovertemplate="%{y}: %{x:+.1f}<extra></extra>",
         )  # fmt: skip
     figure.add_vline(x=0, line_color=SOFT, line_width=1)
