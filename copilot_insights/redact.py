@@ -81,10 +81,12 @@ AGENTS: Final = _words(
 )
 """The CLI's own agents."""
 
-# words and numbers of the length that vendors use; a random string has longer or odder parts
+# families and variants of public models; a private one has a word of its own
 _MODEL: Final = re.compile(
     rb"(?:claude|gpt|gemini|grok|o[1-9]|llama|qwen|mistral|deepseek|raptor|goldeneye|mock|scripted)"
-    rb"(?:[-.]?(?:[a-z]{1,8}|\d{1,8}[a-z]?)(?![a-z\d])){0,6}|auto"
+    rb"(?:[-.]?(?:\d{1,8}[a-z]?|sonnet|opus|haiku|mini|nano|micro|codex|pro|flash|lite|turbo|preview"
+    rb"|max|fast|code|coder|chat|instruct|thinking|reasoning|latest|exp|beta|high|low|medium|large"
+    rb"|small|model)(?![a-z\d])){0,6}|auto"
 )
 _VERSION: Final = re.compile(rb"\d{1,4}\.\d{1,4}\.\d{1,5}(?:-\d{1,4})?")
 _TYPE: Final = re.compile(
@@ -117,10 +119,20 @@ currentModel firstDispatchedModel model modelId newModel previousModel selectedM
 _TOOLS: Final = _words("toolName")
 _AGENTS: Final = _words("agentName agentType")
 _VERSIONS: Final = frozenset({"copilotVersion"})
-_KEYED: Final = {b"modelMetrics": "model", b"agentMetrics": "id", b"toolCounts": "tool"}
+_COUNTS: Final = "count"
+_KEYED: Final = {
+    b"modelMetrics": "model", b"agentMetrics": "id", b"toolCounts": "tool",
+    b"compactionTokensUsed": _COUNTS,  # where old logs name counts as others name content
+}  # fmt: skip
 """Fields whose keys are names of things."""
-_FREE: Final = frozenset(b"args arguments metadata output structuredContent toolArgs".split())
-"""Fields that hold anything: no name within is known."""
+_ARGUMENTS: Final = frozenset(b"args arguments toolArgs".split())
+_FREE: Final = _ARGUMENTS | frozenset(
+    b"attachments content detailedContent message metadata output reasoningText structuredContent "
+    b"summary text transformedContent".split()
+)
+"""Fields that hold anything: no name or number within is known."""
+_OPEN: Final = frozenset(b"input result".split())
+"""Fields that hold anything, but in an object known names."""
 _KINDS: Final = {
     **dict.fromkeys(_IDS, "id"), **dict.fromkeys(_TIMES, "time"), **dict.fromkeys(_ENUMS, "word"),
     **dict.fromkeys(_MODELS, "model"), **dict.fromkeys(_TOOLS, "tool"),
@@ -129,13 +141,11 @@ _KINDS: Final = {
     "branch": "branch", "mcpServerName": "server", "mcpToolName": "tool",
 }  # fmt: skip
 _OTHER_KEYS: Final = """
-agentDisplayName allowAllPermissions alreadyInUse attachments content conversationTokens
-currentTokens data detailedContent durationMs ephemeral eventCount eventsFileSizeBytes
-exitCode input interTokenLatencyMs linesAdded linesRemoved message
-maxOutputTokens maxPromptTokens metrics numToolCalls permissionRequest
-reasoningText requests result result_length summary
-systemTokens text tokenLimit toolCalls toolDefinitionsTokens toolRequests toolTelemetry
-sessionStartTime totalApiDurationMs totalTokens totalToolCalls transformedContent type usage version
+agentDisplayName allowAllPermissions alreadyInUse conversationTokens currentTokens data durationMs
+ephemeral eventCount eventsFileSizeBytes exitCode interTokenLatencyMs linesAdded linesRemoved
+maxOutputTokens maxPromptTokens metrics numToolCalls permissionRequest requests result_length
+sessionStartTime systemTokens tokenLimit toolCalls toolDefinitionsTokens toolRequests
+toolTelemetry totalApiDurationMs totalTokens totalToolCalls usage version
 """  # fmt: skip
 
 
@@ -155,7 +165,7 @@ KEYS: Final = frozenset(
     for name in {
         *(name for event in EVENTS.values() for name in _fields(event)),
         *_KINDS, *_OTHER_KEYS.split(), *(key.decode() for key in _KEYED),
-        *(key.decode() for key in _FREE),
+        *(key.decode() for key in _FREE | _OPEN),
     }
 )  # fmt: skip
 """Names of fields that survive: all that the tables read, and some that people look for."""
@@ -215,12 +225,16 @@ class Replacements:
         return bytes(reversed(digits))
 
     def digits(self, text: bytes) -> bytes:
-        """As many digits; numbers have their own replacements."""
+        """As many digits, with a zero in front only where there was one."""
         key = b"#" + text
-        if key not in self._known:
-            number = b"%0*d" % (len(text) - 1, self._next("number"))
-            self._known[key] = b"1" + number[1 - len(text) :]
-        return self._known[key]
+        if key not in self._known and text != b"0":
+            rest = len(text) - 1
+            if text[:1] == b"0":
+                self._known[key] = b"0%0*d" % (rest, self._next("0", rest))
+            else:  # there are as many numbers as there can be values
+                first = 10**rest
+                self._known[key] = b"%d" % (first + self._next("#", rest) % (9 * first))
+        return self._known.get(key, text)
 
     def _next(self, kind: str, size: int | None = None) -> int:
         place = kind if size is None else (kind, size)
@@ -233,7 +247,7 @@ class Replacements:
 # possessive, for lines of megabytes
 _TOKEN: Final = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"(\s*+:)?+|[{\[]|[}\]]|-?\d[\d.eE+-]*+')
 _NOTHING: Final = b" \t\r\n\x0b\x0c\0\xef\xbb\xbf"
-_RUN: Final = re.compile(rb"\d{4,}")
+_RUN: Final = re.compile(rb"\d+")
 
 
 class _Head(Struct):
@@ -263,7 +277,7 @@ class Redactor:
 
     def name(self, text: str) -> str:
         """The replacement of a session's name."""
-        return self._replace.of(text.encode("utf-8", "replace"), "id").decode()
+        return self._value(text.encode("utf-8", "replace"), "id").decode()
 
     def line(self, raw: bytes) -> bytes:
         """A line (with its newline, if any) as the copy has it."""
@@ -310,11 +324,11 @@ class Redactor:
                     last = end
             elif first in b"{[":
                 outer.append(place)
-                free = place.unknown or place.field in _FREE
+                free = place.free or (place.unknown and place.field not in _OPEN)
                 keys = _KEYED.get(place.field, "") if first == b"{" and not free else ""
                 # what is in an array belongs to the array's field
                 field = place.field if first == b"[" else b""
-                place = _Place(field, unknown=free, free=free, keys=keys)
+                place = _Place(field, free or field in _OPEN, free, keys)
             elif first in b"}]":
                 place = outer.pop() if outer else place
             else:
@@ -325,18 +339,19 @@ class Redactor:
         return b"".join(out)
 
     def _key(self, name: bytes, place: _Place) -> tuple[bytes, _Place]:
-        if place.keys:
+        if place.keys and place.keys != _COUNTS:
             return self._value(name, place.keys), place._replace(field=b"", unknown=False)
         if place.free or name not in KEYS:
             return self._replace.of(name, "key"), place._replace(field=b"", unknown=True)
-        return name, place._replace(field=name, unknown=False)
+        content = (name in _FREE or name in _OPEN) and place.keys != _COUNTS
+        return name, place._replace(field=name, unknown=content)
 
     def _type(self, name: bytes) -> bytes:
         known = name in _TYPES or _TYPE.fullmatch(name)
         return name if known else self._replace.of(name, "type")
 
     def _string(self, text: bytes, place: _Place) -> bytes:
-        if place.field in _FREE and text[:1] == b"{":
+        if place.field in _ARGUMENTS and text[:1] == b"{":
             return self._json(text)
         return self._value(text, "text" if place.unknown else _OF.get(place.field, "text"))
 
@@ -370,7 +385,9 @@ class Redactor:
 
     def _number(self, text: bytes, place: _Place) -> bytes:
         if place.unknown:
-            return _RUN.sub(lambda found: self._replace.digits(found[0]), text)
+            digits = re.split(b"([eE].*)", text, maxsplit=1)  # an exponent keeps its size
+            digits[0] = _RUN.sub(lambda found: self._replace.digits(found[0]), digits[0])
+            return b"".join(digits)
         if place.field in _EPOCHS and self._shift and text.isdigit():
             return b"%d" % max(0, int(text) + self._shift // timedelta(milliseconds=1))
         return text

@@ -269,6 +269,30 @@ def test_what_is_free_is_all_content(tmp_path):
     assert '"acme.paid"' in text
 
 
+def test_numbers_of_arguments_and_results_are_content_too():
+    """Different ones stay different, so that equal arguments can be told."""
+    lines = [event("tool.execution_start", arguments={"pin": pin, "of": [pin, 0.25, -pin, 1e9]})
+             for pin in range(1, 2000)]  # fmt: skip
+    redactor = Redactor()
+    copies = [json.loads(redactor.line(line)) for line in lines]
+    pins = [next(iter(copy["data"]["arguments"].values())) for copy in copies]
+    assert len(set(pins)) == 1999
+    assert [len(str(pin)) for pin in pins] == [len(str(pin)) for pin in range(1, 2000)]
+    for data in ({"result": 4111}, {"result": [4111]}, {"result": {"content": {"n": 4111}}},
+                 {"result": {"content": 4111}}, {"result": {"other": 4111}}):  # fmt: skip
+        assert b"4111" not in redactor.line(event("tool.execution_complete", **data))
+
+
+@pytest.mark.parametrize("model", ["gpt-5-mini", "claude-sonnet-4.5", "o3", "gemini-2.5-pro"])
+def test_names_of_public_models_stay_and_others_do_not(model):
+    line = event("session.model_change", newModel=model)
+    assert model.encode() in Redactor().line(line)
+    for private in (f"{model}-acme-merger", "acme-7b", f"{model}-9f8a7b6c5d4e3f"):
+        assert private.encode() not in Redactor().line(
+            event("session.model_change", newModel=private)
+        )
+
+
 def test_a_replacement_can_not_be_computed_from_the_value():
     """It depends on what stood before it alone."""
     one, other = (event("user.message", content=text) for text in ("first text", "other text"))
