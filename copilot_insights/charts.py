@@ -33,7 +33,6 @@ __all__ = [
     "Figure",
     "by_day",
     "chart",
-    "difference",
     "growth",
     "label",
     "latency",
@@ -116,7 +115,7 @@ def label(text: str | None, width: int = _LABEL) -> str:
     return escape(short, quote=False).replace("$", "&#36;")
 
 
-def _labels(texts: Iterable[str | None], width: int = _LABEL) -> list[str]:
+def labels(texts: Iterable[str | None], width: int = _LABEL) -> list[str]:
     """Labels for categories: what is cut to the same text stays apart."""
     seen: dict[str, int] = {}
     out = []
@@ -127,11 +126,12 @@ def _labels(texts: Iterable[str | None], width: int = _LABEL) -> list[str]:
     return out
 
 
-def _figure(title: str, **layout: Any) -> Figure:  # noqa: ANN401 (as plotly takes it)
+def blank(title: str, **layout: Any) -> Figure:  # noqa: ANN401 (as plotly takes it)
+    """A figure of the common look without anything in it."""
     return Figure(layout={"template": TEMPLATE, "title": {"text": title}, **layout})
 
 
-def _nothing(figure: Figure, why: str) -> Figure:
+def nothing(figure: Figure, why: str) -> Figure:
     """The figure with a sentence where the picture would be."""
     hidden = {"visible": False}
     return figure.update_layout(
@@ -149,7 +149,8 @@ def _scale(longest: Any) -> tuple[float, str]:  # noqa: ANN401 (polars' sum)
     return 1, "ms"
 
 
-def _rows_high(rows: int, least: int = 200) -> int:
+def rows_high(rows: int, least: int = 200) -> int:
+    """Pixels that so many rows of names need."""
     return max(least, 110 + 26 * rows)
 
 
@@ -172,10 +173,10 @@ def _counted(unit: str, most: Any) -> dict[str, Any]:  # noqa: ANN401 (polars' m
 
 def by_day(frame: pl.DataFrame, column: str, title: str, unit: str) -> Figure:
     """Of `metrics.daily_models`: a bar a day, models stacked; those with least together."""
-    figure = _figure(title, barmode="stack", height=320, yaxis={"title": {"text": unit}})
+    figure = blank(title, barmode="stack", height=320, yaxis={"title": {"text": unit}})
     frame = frame.drop_nulls(["day", column])
     if not frame[column].sum():
-        return _nothing(
+        return nothing(
             figure, f"0 {unit} are stated." if frame.height else f"No log here states {unit}."
         )
     # by calls, whatever is shown: a model has one colour in all of these charts
@@ -220,10 +221,10 @@ def _days(days: pl.Series) -> dict[str, Any]:
 
 def parts(frame: pl.DataFrame) -> Figure:
     """Of `metrics.time_parts`: one bar of all time, split."""
-    figure = _figure("Where the time went", barmode="stack", height=170, yaxis={"visible": False})
+    figure = blank("Where the time went", barmode="stack", height=170, yaxis={"visible": False})
     whole = int(frame["ms"].sum())
     if not whole:
-        return _nothing(figure, "No time is known.")
+        return nothing(figure, "No time is known.")
     by, unit = _scale(whole)
     for part, ms, share in frame.iter_rows():
         name, color = _PARTS[f"{part}_ms"]
@@ -242,10 +243,10 @@ def parts(frame: pl.DataFrame) -> Figure:
 
 def time_of_days(frame: pl.DataFrame) -> Figure:
     """Of `metrics.daily_time`: a bar a day, split."""
-    figure = _figure("Time by day", barmode="stack", height=320)
+    figure = blank("Time by day", barmode="stack", height=320)
     frame = frame.drop_nulls("day")
     if not frame.select(pl.sum_horizontal(list(_PARTS))).to_series().sum():
-        return _nothing(figure, "No time is known.")
+        return nothing(figure, "No time is known.")
     by, unit = _scale(frame.select(pl.sum_horizontal(list(_PARTS))).to_series().max())
     _stack(figure, frame, [d.isoformat() for d in frame["day"]], by)
     return figure.update_layout(
@@ -257,14 +258,14 @@ def time_of_sessions(frame: pl.DataFrame, most: int = 20) -> Figure:
     """Of `metrics.session_time`: a bar for each of the longest sessions, split."""
     shown = frame.filter(pl.col("active_ms") > 0).head(most)
     more = shown.height < frame.height
-    figure = _figure(
+    figure = blank(
         f"Time of the {shown.height} longest sessions" if more else "Time by session",
-        barmode="stack", height=_rows_high(shown.height),
+        barmode="stack", height=rows_high(shown.height),
     )  # fmt: skip
     if not shown.height:
-        return _nothing(figure, "No time is known.")
+        return nothing(figure, "No time is known.")
     by, unit = _scale(shown["active_ms"].max())
-    names = _labels(i[:8] for i in shown["session_id"])
+    names = labels(i[:8] for i in shown["session_id"])
     _stack(figure, shown, names, by, lying=True)
     return figure.update_layout(
         xaxis={"title": {"text": f"time ({unit})"}},
@@ -296,10 +297,10 @@ def latency(frame: pl.DataFrame, by: str, title: str, most: int = 15) -> Figure:
     whiskers from the 5th to the 95th, and a mark at the longest.
     """
     shown = frame.filter(pl.col("timed") > 0).head(most)
-    figure = _figure(title, height=_rows_high(shown.height))
+    figure = blank(title, height=rows_high(shown.height))
     if not shown.height:
-        return _nothing(figure, "No call has a known latency.")
-    names = _labels(shown[by])
+        return nothing(figure, "No call has a known latency.")
+    names = labels(shown[by])
     at = {c: shown[c].clip(lower_bound=1).to_list() for c in shown.columns if c.endswith("_ms")}
     told = [
         f"{units.plural(row['timed'], 'call')}: half take {units.duration(row['p50_ms'])} or less, "
@@ -330,14 +331,14 @@ def latency(frame: pl.DataFrame, by: str, title: str, most: int = 15) -> Figure:
 def outcomes(frame: pl.DataFrame, most: int = 15) -> Figure:
     """Of `metrics.tools`: how calls ended, tool by tool; most called first."""
     shown = frame.sort("calls", descending=True, maintain_order=True).head(most)
-    figure = _figure(
-        "How tool calls ended", barmode="stack", height=_rows_high(shown.height),
+    figure = blank(
+        "How tool calls ended", barmode="stack", height=rows_high(shown.height),
         xaxis=_counted("calls", shown["calls"].max()),
         yaxis={"type": "category", "autorange": "reversed"},
     )  # fmt: skip
     if not shown.height:
-        return _nothing(figure, "No tool was called.")
-    names = _labels(shown["tool"])
+        return nothing(figure, "No tool was called.")
+    names = labels(shown["tool"])
     shown = shown.with_columns(
         ok=pl.col("calls") - pl.col("failed") - pl.col("unfinished"),
         went_wrong=pl.col("failed") - pl.col("denied"),
@@ -365,20 +366,20 @@ _STATUS: Final = {"open": "cut off", "interrupted": "interrupted", "exit": ""}
 def reasons(frame: pl.DataFrame, most: int = 15) -> Figure:
     """Of `metrics.failures`: why calls did not go well, most frequent first."""
     shown = frame.head(most)
-    figure = _figure(
-        "Why tool calls failed", height=_rows_high(shown.height),
+    figure = blank(
+        "Why tool calls failed", height=rows_high(shown.height),
         xaxis=_counted("calls", shown["calls"].max()),
         yaxis={"type": "category", "autorange": "reversed"},
     )  # fmt: skip
     if not shown.height:
-        return _nothing(figure, "No tool call failed.")
+        return nothing(figure, "No tool call failed.")
     told = []
     for row in shown.iter_rows(named=True):
         status = _STATUS.get(row["status"], row["status"])
         reason = row["reason"] if row["reason"] not in {row["status"], "failure"} else ""
         told.append(" · ".join(filter(None, (row["tool"] or _UNNAMED, status, reason))))
     figure.add_bar(
-        x=shown["calls"].to_list(), y=_labels(told, 48), orientation="h", marker={"color": RED},
+        x=shown["calls"].to_list(), y=labels(told, 48), orientation="h", marker={"color": RED},
         customdata=shown["sessions"].to_list(),
         hovertemplate="%{y}: %{x:,} calls in %{customdata:,} sessions<extra></extra>",
     )  # fmt: skip
@@ -391,9 +392,9 @@ def reasons(frame: pl.DataFrame, most: int = 15) -> Figure:
 def sessions(frame: pl.DataFrame, most: int = 5000) -> Figure:
     """Of `metrics.notable`: tokens in against active time, those worth a look marked."""
     shown = frame.filter(pl.col("active_ms") > 0, pl.col("input_tokens") > 0).head(most)
-    figure = _figure("Sessions", height=380, yaxis={"title": {"text": "tokens in, log scale"}})
+    figure = blank("Sessions", height=380, yaxis={"title": {"text": "tokens in, log scale"}})
     if not shown.height:
-        return _nothing(figure, "No session states its tokens.")
+        return nothing(figure, "No session states its tokens.")
     for name, worth, color, symbol in (
         ("sessions", False, BLUE, "circle"),
         ("worth a look", True, RED, "diamond"),
@@ -421,15 +422,15 @@ def sessions(frame: pl.DataFrame, most: int = 5000) -> Figure:
 
 def subagents(frame: pl.DataFrame, most: int = 15) -> Figure:
     """Of `metrics.agents`: tokens in, kind by kind, split by cache."""
-    figure = _figure(
+    figure = blank(
         "Tokens that sub-agents read", barmode="stack", xaxis={"title": {"text": "tokens in"}},
         yaxis={"type": "category", "autorange": "reversed"},
     )  # fmt: skip
     shown = frame.drop_nulls("input_tokens").sort("input_tokens", descending=True).head(most)
     if not shown.height:
         why = "No sub-agent's tokens are known." if frame.height else "No sub-agent ran."
-        return _nothing(figure, why)
-    names = _labels(
+        return nothing(figure, why)
+    names = labels(
         f"{agent or 'agent'} · {model or _UNNAMED}"
         for agent, model in shown.select("agent_name", "model").iter_rows()
     )
@@ -442,15 +443,15 @@ def subagents(frame: pl.DataFrame, most: int = 15) -> Figure:
             x=values.to_list(), y=names, orientation="h", name=name, marker={"color": color},
             hovertemplate=f"%{{y}}: %{{x:,}} tokens {name}<extra></extra>",
         )  # fmt: skip
-    return figure.update_layout(height=_rows_high(shown.height))
+    return figure.update_layout(height=rows_high(shown.height))
 
 
 def growth(frame: pl.DataFrame) -> Figure:
     """Of `metrics.context`: tokens in, call by call; a mark where it was compacted."""
-    figure = _figure("Context, call by call", height=380)
+    figure = blank("Context, call by call", height=380)
     ids = frame["session_id"].unique(maintain_order=True).to_list()
     if not ids:
-        return _nothing(figure, "No log here states tokens call by call.")
+        return nothing(figure, "No log here states tokens call by call.")
     for n, session in enumerate(ids):
         part = frame.filter(pl.col("session_id") == session)
         few = part["input_tokens"].count() <= 60
@@ -472,36 +473,6 @@ def growth(frame: pl.DataFrame) -> Figure:
     return figure.update_layout(
         xaxis={"title": {"text": "call of the root agent"}, "tickformat": ",d"},
         yaxis={"title": {"text": "tokens in"}, "rangemode": "tozero"},
-    )
-
-
-def difference(frame: pl.DataFrame, names: tuple[str, str]) -> Figure:
-    """Of `compare.compare`: each measure's change from the first set to the second with its
-    interval; filled where a difference is shown.
-    """
-    known = frame.drop_nulls(["change", "low", "high"]).reverse()
-    figure = _figure(
-        f"{label(names[1])} against {label(names[0])}", height=_rows_high(known.height)
-    )
-    if not known.height:
-        return _nothing(figure, "Too few sessions: nothing can be concluded.")
-    for shown, name, color, symbol in (
-        (False, "no difference shown", GREY, "circle-open"),
-        (True, "differs", BLUE, "circle"),
-    ):
-        part = known.filter(pl.col("shown") == shown)
-        change, low, high = (part[end].to_numpy() * 100 for end in ("change", "low", "high"))
-        figure.add_scatter(
-            x=change.tolist(), y=_labels(part["measure"]), mode="markers", name=name,
-            marker={"color": color, "symbol": symbol, "size": 9},
-            error_x={"type": "data", "symmetric": False, "array": (high - change).tolist(),
-                     "arrayminus": (change - low).tolist(), "color": color, "thickness": 1.5},
-            hovertemplate="%{y}: %{x:+.1f}<extra></extra>",
-        )  # fmt: skip
-    figure.add_vline(x=0, line_color=SOFT, line_width=1)
-    order = {"categoryorder": "array", "categoryarray": _labels(known["measure"])}
-    return figure.update_layout(
-        xaxis={"title": {"text": "change, % (of shares: percentage points)"}}, yaxis=order
     )
 
 

@@ -46,6 +46,7 @@ render
 tree
 breakdowns page
 charts timeline waterfall_page
+forest
 report_page
 otel.spans
 otel.metrics otel.content otel.state otel.exporters
