@@ -30,6 +30,7 @@ from copilot_insights.tables import Tables, Wanted, build, join
 # so many bytes of logs at a time: more would save little time and take more memory
 _BATCH: Final = 24 * 2**20
 _WORTH_A_PROCESS: Final = 48 * 2**20
+_MOST_WORKERS: Final = 3  # each takes some 150 MB
 
 Progress = Callable[[float], None]
 """Called now and then with the part that is done, 0 to 1."""
@@ -89,7 +90,7 @@ def load_files(
     jobs.sort(key=lambda job: not any(file.path == STDIN for file in job))
     sizes = [sum(file.size() for file in job) for job in jobs]
     todo, done = deque(enumerate(jobs)), dict[int, _Part]()
-    workers = min((os.cpu_count() or 1) - 1, sum(sizes) // _WORTH_A_PROCESS)
+    workers = min((os.cpu_count() or 1) - 1, sum(sizes) // _WORTH_A_PROCESS, _MOST_WORKERS)
     with _collector_off():
         threads = [
             Thread(target=_delegate, args=(todo, done, wanted), daemon=True)
