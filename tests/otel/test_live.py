@@ -2,6 +2,7 @@
 afterwards, also when the watcher is killed in between.
 """
 
+import json
 import os
 import re
 import signal
@@ -35,9 +36,14 @@ def watcher(url, tmp_path, *more):
             process.kill()
 
 
-def loop(tmp_path):
+def bash(command):
+    arguments = {"command": command, "description": command, "mode": "sync", "initial_wait": 60}
+    return {"text": "", "tools": [{"name": "bash", "arguments": arguments}]}
+
+
+def loop(tmp_path, script="demo"):
     (tmp_path / "work").mkdir()
-    words = [*PYTHON, "run", "What is here?", "--script", "demo", "--allow-all", "--home",
+    words = [*PYTHON, "run", "What is here?", "--script", str(script), "--allow-all", "--home",
              str(tmp_path / "home")]  # fmt: skip
     return subprocess.Popen(
         words, cwd=tmp_path / "work", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -68,8 +74,13 @@ def exported(tmp_path):
 
 
 def test_spans_come_as_they_close_and_equal_those_of_an_export(tmp_path):
+    script = tmp_path / "scripts.json"
+    script.write_text(
+        json.dumps({"demo": [bash("echo one"), bash("sleep 6"), {"text": "end", "tools": []}]})
+    )
     with http() as (url, received), watcher(url, tmp_path):
-        with loop(tmp_path) as run:
+        assert until((tmp_path / "state.db").exists)
+        with loop(tmp_path, script) as run:
             assert until(lambda: any("bash" in s["name"] for s in received.spans.values()))
             assert run.poll() is None, "a tool's span is here before the run is over"
             run.wait()
