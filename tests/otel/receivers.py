@@ -118,17 +118,24 @@ def http(behave=lambda _n: 200):
 
 
 @contextmanager
-def grpc_server():
-    """The same over gRPC, well behaved."""
+def grpc_server(behave=lambda _n: None):
+    """The same over gRPC; `behave` gives the status that a request fails with, or None."""
     received = Received()
 
+    def answer(context):
+        received.requests += 1
+        if code := behave(received.requests):
+            context.abort(code, "as it was told")
+
     class TraceService(trace_grpc.TraceServiceServicer):
-        def Export(self, request, _context):  # noqa: N802
+        def Export(self, request, context):  # noqa: N802
+            answer(context)
             received.traces(request)
             return trace_pb2.ExportTraceServiceResponse()
 
     class MetricsService(metrics_grpc.MetricsServiceServicer):
-        def Export(self, request, _context):  # noqa: N802
+        def Export(self, request, context):  # noqa: N802
+            answer(context)
             received.metrics(request)
             return metrics_pb2.ExportMetricsServiceResponse()
 

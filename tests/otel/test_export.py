@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import grpc
 import polars as pl
 import pytest
 from google.protobuf import json_format
@@ -271,6 +272,22 @@ def test_a_state_of_another_version_is_said(cli, tmp_path):
     code, _, err = cli("export", "otel", SAMPLES, "--state", place)
     assert (code, len(err.splitlines())) == (1, 1)
     assert "another version wrote it" in err
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT])
+def test_grpc_that_falters_or_refuses(code, cli, monkeypatch, samples):
+    small_batches(monkeypatch)
+    with grpc_server(lambda n: code if n == 1 else None) as (url, received):
+        words = ["export", "otel", SAMPLES, "--endpoint", url, "--protocol", "grpc"]
+        status, _, err = cli(*words)
+        if code is grpc.StatusCode.INVALID_ARGUMENT:
+            assert (status, len(err.splitlines())) == (1, 1)
+            assert "refused 20 items" in err
+            status, _, err = cli(*words)
+        assert status == 0, err
+    assert set(received.spans) == expected(samples)
+    assert set(received.times.values()) == {1}
+    assert by_name(received) == near(totals(samples))
 
 
 def test_two_exporters_at_once(cli, tmp_path):
