@@ -157,6 +157,11 @@ def _session(signal: str, say: Callable[[Failure], None]) -> Any:  # noqa: ANN40
         return None
 
     def read(response: Any, *_: Any, **__: Any) -> None:  # noqa: ANN401
+        if 300 <= response.status_code < 400:
+            # the SDK follows none, and takes it for an answer
+            where = response.headers.get("location", "another address")
+            reason = f"it answers {response.status_code} and points to {where[:100]}"
+            say(Failure(reason, refused=True))
         if response.status_code != requests.codes.ok:
             return
         try:

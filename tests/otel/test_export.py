@@ -274,6 +274,17 @@ def test_a_state_of_another_version_is_said(cli, tmp_path):
     assert "another version wrote it" in err
 
 
+def test_a_redirect_is_no_delivery(cli, samples):
+    turned = [True]
+    with http(lambda _n: 302 if turned[0] else 200) as (url, received):
+        code, _, err = cli("export", "otel", SAMPLES, "--endpoint", url)
+        assert (code, len(err.splitlines())) == (1, 1)
+        assert "it answers 302 and points to another address" in err
+        turned[0] = False
+        assert cli("export", "otel", SAMPLES, "--endpoint", url)[0] == 0
+    assert set(received.spans) == expected(samples)
+
+
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT])
 def test_grpc_that_falters_or_refuses(code, cli, monkeypatch, samples):
     small_batches(monkeypatch)
