@@ -18,6 +18,7 @@ from polars import selectors
 from copilot_insights import units
 from copilot_insights.reports import Column, Section
 from copilot_insights.schema import MAIN, PARTS
+from copilot_insights.spans import total
 from copilot_insights.tables import Tables
 
 _DRAWS: Final = 2000
@@ -103,9 +104,9 @@ def per_session(tables: Tables) -> pl.DataFrame:
     known = col("input_tokens").is_not_null()
     booked = tables.bookings.group_by("session_id").agg(
         booked=known.sum(),
-        **{n: _sum(n) for n in ("input_tokens", "output_tokens", "cache_read_tokens")},
-        ai_credits=_sum("nano_aiu") / 1e9,
-        premium_requests=_sum("premium_requests"),
+        **{n: total(n) for n in ("input_tokens", "output_tokens", "cache_read_tokens")},
+        ai_credits=total("nano_aiu") / 1e9,
+        premium_requests=total("premium_requests"),
     )
     by_tool = timed.group_by("session_id", "tool").agg(
         log=log["run_ms"], timed=col("run_ms").count()
@@ -119,10 +120,6 @@ def per_session(tables: Tables) -> pl.DataFrame:
         )
         frame = frame.join(own, on="session_id", how="left")
     return frame.sort("session_id")
-
-
-def _sum(name: str) -> pl.Expr:
-    return pl.when(pl.col(name).count() > 0).then(pl.col(name).sum())
 
 
 def compare(a: pl.DataFrame, b: pl.DataFrame, *, seed: int = 0) -> pl.DataFrame:
@@ -181,8 +178,8 @@ def _rows(a: pl.DataFrame, b: pl.DataFrame, dice: np.random.Generator) -> list[t
     # a session that does not say one of the two is none for that measure
     known = ~np.isnan(parts) & (np.nan_to_num(wholes) > 0)
     parts, wholes = np.where(known, parts, 0.0), np.where(known, wholes, 0.0)
-    number, total = a.height, a.height + b.height
-    is_a = np.arange(total) < number
+    number, height = a.height, a.height + b.height
+    is_a = np.arange(height) < number
     logs = np.array([m.kind == "ratio" for m in measures])
 
     def level(weights: _Array) -> _Array:
@@ -201,8 +198,8 @@ def _rows(a: pl.DataFrame, b: pl.DataFrame, dice: np.random.Generator) -> list[t
     values = level(np.vstack([own, 1 - own]))
     p = np.full(len(measures), np.nan)
     low = high = np.full(len(measures), np.nan)
-    if number and total > number and comb(total, number) >= _ENOUGH:
-        ranks = dice.random((_DRAWS, total)).argsort(axis=1)
+    if number and height > number and comb(height, number) >= _ENOUGH:
+        ranks = dice.random((_DRAWS, height)).argsort(axis=1)
         dealt = (ranks < number).astype(float)
         chance = np.nan_to_num(effect(dealt, 1 - dealt))
         spread = chance.std(axis=0)

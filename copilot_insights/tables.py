@@ -46,6 +46,20 @@ class Tables:
         """These sessions only."""
         return self._filter(pl.col("session_id").is_in(list(sessions)))
 
+    def apart(self) -> "dict[str, Tables]":
+        """Each session alone, by its id; what could not be read is nobody's."""
+        parts = {name: self.table(name).partition_by("session_id", as_dict=True) for name in TABLES}
+        return {
+            session: Tables(
+                **{
+                    name: found.get((session,), self.table(name).clear())
+                    for name, found in parts.items()
+                },
+                problems=[],
+            )
+            for session in self.sessions["session_id"]
+        }
+
     def without(self, sessions: Collection[str]) -> "Tables":
         """All but these sessions."""
         return self._filter(~pl.col("session_id").is_in(list(sessions)))

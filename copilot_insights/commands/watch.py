@@ -133,10 +133,10 @@ class _View:
         """Sessions that changed."""
         if tables is None:
             return
-        for name in tables.sessions["session_id"]:
-            self._tables[name] = tables.of([name])
+        sessions = tables.apart()
+        self._tables |= sessions
         if self._export:
-            self._export.changed(tables)
+            self._export.changed(sessions)
         if self._sums is not None:
             self._put(tables, self._sums)
 

@@ -6,6 +6,7 @@ took is in the state, so that a restart goes on from there.
 
 import os
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -36,10 +37,12 @@ class LiveExport:
         self._metrics_at = time.monotonic() + interval()
         self._not_before = 0.0
 
-    def changed(self, tables: Tables) -> None:
-        """Sessions that changed: their new spans are due, and their metrics at the interval."""
-        for name in tables.sessions["session_id"]:
-            self._waiting[name] = self._untold[name] = tables.of([name])
+    def changed(self, sessions: Mapping[str, Tables]) -> None:
+        """Sessions that changed, by id: their new spans are due, and their metrics at the
+        interval.
+        """
+        self._waiting |= sessions
+        self._untold |= sessions
 
     def tick(self, *, last: bool = False) -> None:
         """Sends what is due; with `last`, everything."""
