@@ -6,9 +6,11 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Callable, Mapping
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from hashlib import sha384
-from typing import Any, Final
+from typing import Any, Final, cast
+
+import polars as pl
 
 from copilot_insights import breakdowns, reports, units
 from copilot_insights.charts import CHARTS, ON_DARK, Figure, plotlyjs
@@ -21,6 +23,7 @@ from copilot_insights.tables import Tables
 _NUMBERS: Final = 60  # rows below a picture
 _ROWS: Final = 200  # of other tables
 _SESSIONS: Final = 5000
+_BARS: Final = 60  # in a tile
 _PERCENT: Final = "\N{NO-BREAK SPACE}%"
 
 
@@ -222,9 +225,12 @@ def _much(writer: _Writer, sections: Mapping[str, Section]) -> str:
         ("Tool calls", "tool_calls", units.count, _of(failed, o["tool_calls"], "failed")),
         ("Sub-agents", "subagents", units.count, ""),
     )  # fmt: skip
+    daily = sections["daily"].frame
+    summed = {*daily.columns} - {"sessions"}  # a session of two days is one session
     boxes = "".join(
         f'<div><dt>{title}</dt><dd data-name="{name}" data-v="{o[name]}">{told(o[name])}</dd>'
-        f"<dd>{more.replace(' %', _PERCENT)}</dd></div>"
+        f"<dd>{more.replace(' %', _PERCENT)}</dd>"
+        f"{_trend(daily, name, told) if name in summed else ''}</div>"
         for title, name, told, more in tiles
     )
     charts = [
@@ -236,6 +242,34 @@ def _much(writer: _Writer, sections: Mapping[str, Section]) -> str:
         + _titled("Models", writer.table(sections["models"], _ROWS))
         + f"<details><summary>Every day ({inert(writer.tz)})</summary>"
         f"{writer.table(sections['daily'])}</details>"
+    )
+
+
+def _trend(daily: pl.DataFrame, column: str, told: Callable[[float | None], str]) -> str:
+    """Small bars of a number by day, which need no script: what is seen first. A long history
+    has some days in a bar; nothing for less than two bars.
+    """
+    known = daily.drop_nulls(["day", column])
+    if known["day"].n_unique() < 2:
+        return ""
+    first, last = cast("date", known["day"].min()), cast("date", known["day"].max())
+    days = (last - first).days // _BARS + 1
+    place = (pl.col("day") - first).dt.total_days() // days
+    bars = known.group_by(place.alias("x")).agg(pl.col(column).sum()).sort("x")
+    top = bars.filter(pl.col(column) == bars[column].max()).row(0)
+    if not top[1]:
+        return ""
+    path = "".join(
+        f"M{x} 24v-{height:.1f}h.8V24z"
+        for x, value in bars.iter_rows()
+        if (height := 24 * value / top[1]) >= 0.05  # else not a pixel
+    )
+    when = first + timedelta(days=top[0] * days)
+    of = "day" if days == 1 else f"{days} days"
+    said = f"A bar per {of}, {first} to {last}; the highest, {told(top[1])}, from {when}."
+    return (
+        f'<dd class="trend"><svg viewBox="0 0 {bars["x"][-1] + 1} 24" preserveAspectRatio="none" '
+        f'role="img" aria-label="{said}"><title>{said}</title><path d="{path}"/></svg></dd>'
     )
 
 

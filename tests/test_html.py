@@ -10,7 +10,7 @@ from uuid import UUID, uuid5
 import polars as pl
 import pytest
 
-from copilot_insights import load
+from copilot_insights import load, metrics
 from copilot_insights.charts import CHARTS
 from copilot_insights.metrics import Filter
 from copilot_insights.report_page import report_page
@@ -111,6 +111,32 @@ def test_a_thousand_sessions_are_drawn_sorted_and_filtered(opened, many_page):
     page.locator("#find").fill("nothing has this")
     assert page.locator("#list tbody tr").count() == 0
     assert said == []
+
+
+def test_the_first_picture_needs_no_script(browser, opened, many, many_page, tmp_path):
+    """Bars by day in the tiles: there before the browser has read plotly."""
+    path = tmp_path / "page.html"
+    path.write_text(many_page, encoding="utf-8")
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(path.as_uri())
+    trend = page.locator('.tiles [data-name="llm_calls"] ~ .trend svg')
+    assert trend.bounding_box()["height"] > 20
+    heights = [
+        float(h) for h in re.findall(r"v-([\d.]+)", trend.locator("path").get_attribute("d"))
+    ]
+    days = metrics.daily(load(many), "UTC").sort("day")["llm_calls"].to_list()
+    pairs = [sum(days[n : n + 2]) for n in range(0, len(days), 2)]  # 91 days in 46 bars
+    assert heights == pytest.approx([24 * p / max(pairs) for p in pairs], abs=0.1)
+    assert f"the highest, {max(pairs)}, from" in trend.get_attribute("aria-label")
+    assert page.locator('.tiles [data-name="ai_credits"] ~ .trend').count() == 0  # all are 0
+    context.close()
+    page, said = opened(many_page)
+    page.wait_for_function("report.first")
+    painted = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+    assert page.evaluate(painted) < page.evaluate("report.first")
+    assert said == []
+    assert '<dd class="trend">' not in page_of(SAMPLES)  # of one day there is no trend
 
 
 def test_a_big_history_stays_small(opened, many):
