@@ -115,7 +115,7 @@ def notable(tables: Tables, _tz: str = "UTC") -> Section:
     )
     shown = frame.with_columns(
         id=pl.col("session_id").str.head(8),
-        where=pl.coalesce("repository", pl.col("cwd").str.split("/").list.last()),
+        where=metrics.WHERE,
         why=why,
         end=pl.col("ending").replace({"none": "cut off"}),
     )

@@ -1,6 +1,7 @@
 """What sessions do now: tables → one row per session, by what is open in them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +11,7 @@ import psutil
 
 from copilot_insights import units
 from copilot_insights.discover import LOG
+from copilot_insights.metrics import WHERE
 from copilot_insights.reports import Column, Section
 from copilot_insights.rows import Row, Rows, by_session
 from copilot_insights.schema import AT, MAIN
@@ -67,6 +69,7 @@ def status(tables: Tables, now: datetime) -> pl.DataFrame:
 
     `context_tokens` is what the root agent's last answered call read and wrote.
     """
+    tables = replace(tables, sessions=tables.sessions.with_columns(where=WHERE))
     found = [_row(session, rows, now) for session, rows in by_session(tables, USED)]
     return ordered(pl.DataFrame(found, schema=_SCHEMA, orient="row"))
 
@@ -106,7 +109,6 @@ def _row(session: Row, rows: Rows, now: datetime) -> Row:
         and call["evidence"] != "compaction"
         and call["input_tokens"] is not None
     ]
-    cwd = session["cwd"]
     return {
         **{name: session[name] for name in _SCHEMA if name in session},
         "state": state,
@@ -114,7 +116,6 @@ def _row(session: Row, rows: Rows, now: datetime) -> Row:
         "since": since,
         "elapsed_ms": elapsed,
         "warning": _warning(rows, state, elapsed),
-        "where": session["repository"] or (cwd.rsplit("/", 1)[-1] if cwd else None),
         "context_tokens": context[-1] if context else None,
         "last_at": last,
     }

@@ -11,10 +11,14 @@ from typing import Any, Final
 import polars as pl
 
 from copilot_insights.schema import AMOUNTS, MAIN, PARTS, TABLES
+from copilot_insights.spans import total
 from copilot_insights.tables import Tables
 
 _CALL: Final = pl.col("evidence") != "compaction"
 _BAD_TOOL: Final = ["failed", "denied"]
+
+WHERE: Final = pl.coalesce("repository", pl.col("cwd").str.extract(r"([^/\\]+)[/\\]*$"))
+"""Where a session works, in short: its repository, else the last part of its directory."""
 
 
 @dataclass(frozen=True)
@@ -150,21 +154,17 @@ def overview(tables: Tables) -> pl.DataFrame:
     packed = calls.filter(~_CALL)
     return (
         pl.DataFrame([counts])
-        .hstack(tables.bookings.select(_total(name) for name in AMOUNTS))
+        .hstack(tables.bookings.select(total(name) for name in AMOUNTS))
         .hstack(
             packed.select(
-                compaction_input_tokens=_total("input_tokens"),
-                compaction_output_tokens=_total("output_tokens"),
+                compaction_input_tokens=total("input_tokens"),
+                compaction_output_tokens=total("output_tokens"),
             )
         )
-        .hstack(root.select(_total(part) for part in PARTS))
+        .hstack(root.select(total(part) for part in PARTS))
         .with_columns(ai_credits=pl.col("nano_aiu") / 1e9)
         .drop("nano_aiu")
     )
-
-
-def _total(name: str) -> pl.Expr:
-    return pl.when(pl.col(name).count() > 0).then(pl.col(name).sum()).alias(name)
 
 
 def time_parts(tables: Tables) -> pl.DataFrame:
@@ -208,7 +208,7 @@ def models(tables: Tables) -> pl.DataFrame:
             ttft_p50_ms=pl.col("ttft_ms").quantile(0.5, "linear").round().cast(pl.Int64),
         )
     )
-    booked = tables.bookings.group_by("model").agg(_total(name) for name in AMOUNTS)
+    booked = tables.bookings.group_by("model").agg(total(name) for name in AMOUNTS)
     return (
         calls.join(timed, on="model", how="left", nulls_equal=True)
         .join(booked, on="model", how="full", coalesce=True, nulls_equal=True)
@@ -256,9 +256,9 @@ def tools(tables: Tables) -> pl.DataFrame:
             .cast(pl.Int64)
             .alias("nonzero_exits"),
             *_latency("run_ms"),
-            _total("own").alias("total_ms"),
-            _total("permission_ms"),
-            _total("hook_ms"),
+            total("own").alias("total_ms"),
+            total("permission_ms"),
+            total("hook_ms"),
         )
         .with_columns(failure_rate=pl.col("failed") / pl.col("calls"))
         .sort("total_ms", "calls", "tool", descending=[True, True, False])
@@ -270,9 +270,7 @@ def agents(tables: Tables) -> pl.DataFrame:
     runs = tables.subagents.with_columns(
         ms=(pl.col("ended_at") - pl.col("started_at")).dt.total_milliseconds()
     )
-    booked = tables.bookings.group_by("session_id", "agent_id").agg(
-        _total(name) for name in AMOUNTS
-    )
+    booked = tables.bookings.group_by("session_id", "agent_id").agg(total(name) for name in AMOUNTS)
     runs = runs.drop(set(AMOUNTS) & set(runs.columns)).join(
         booked, on=["session_id", "agent_id"], how="left"
     )
@@ -284,10 +282,10 @@ def agents(tables: Tables) -> pl.DataFrame:
             unfinished=(pl.col("status") == "open").sum().cast(pl.Int64),
             llm_calls=pl.col("turns").sum(),
             tool_calls=pl.col("tool_calls").sum(),
-            **{name: _total(name) for name in AMOUNTS},
+            **{name: total(name) for name in AMOUNTS},
             p50_ms=pl.col("ms").quantile(0.5, "linear").round().cast(pl.Int64),
             max_ms=pl.col("ms").max(),
-            total_ms=_total("ms"),
+            total_ms=total("ms"),
         )
         .with_columns(ai_credits=pl.col("nano_aiu") / 1e9)
         .drop("nano_aiu")
@@ -309,7 +307,7 @@ def daily(tables: Tables, tz: str) -> pl.DataFrame:
             sessions=pl.col("session_id").n_unique().cast(pl.Int64),
             llm_calls=pl.len().cast(pl.Int64),
             failed_llm_calls=(pl.col("status") == "error").sum().cast(pl.Int64),
-            llm_ms=_total("llm_ms"),
+            llm_ms=total("llm_ms"),
         )
     )
     used = (
@@ -318,13 +316,13 @@ def daily(tables: Tables, tz: str) -> pl.DataFrame:
         .agg(
             tool_calls=pl.len().cast(pl.Int64),
             failed_tool_calls=pl.col("status").is_in(_BAD_TOOL).sum().cast(pl.Int64),
-            tool_ms=_total("run_ms"),
+            tool_ms=total("run_ms"),
         )
     )
     booked = (
         tables.bookings.with_columns(_day(pl.col("at"), tz))
         .group_by("day")
-        .agg(_total(name) for name in AMOUNTS)
+        .agg(total(name) for name in AMOUNTS)
     )
     counts = ["sessions", "llm_calls", "failed_llm_calls", "tool_calls", "failed_tool_calls"]
     table = calls
@@ -343,7 +341,7 @@ def turns(tables: Tables) -> pl.DataFrame:
         tools=pl.col("tool").drop_nulls().unique(maintain_order=True).str.join(" "),
         tool_calls=pl.len().cast(pl.Int64),
         failed_tools=pl.col("status").is_in(_BAD_TOOL).sum().cast(pl.Int64),
-        tool_ms=_total("run_ms"),
+        tool_ms=total("run_ms"),
     )
     return tables.llm_calls.join(used, on=["session_id", "turn"], how="left", maintain_order="left")
 
@@ -376,7 +374,7 @@ def daily_models(tables: Tables, tz: str) -> pl.DataFrame:
     booked = (
         tables.bookings.with_columns(_day(pl.col("at"), tz))
         .group_by(keys)
-        .agg(_total(name) for name in AMOUNTS)
+        .agg(total(name) for name in AMOUNTS)
     )
     return (
         calls.join(booked, on=keys, how="full", coalesce=True, nulls_equal=True)
@@ -392,7 +390,7 @@ def daily_time(tables: Tables, tz: str) -> pl.DataFrame:
     return (
         root.with_columns(_day(pl.col("started_at"), tz))
         .group_by("day")
-        .agg(_total(part) for part in PARTS)
+        .agg(total(part) for part in PARTS)
         .sort("day", nulls_last=True)
     )
 
@@ -404,7 +402,7 @@ def session_time(tables: Tables) -> pl.DataFrame:
     root = tables.interactions.filter(pl.col("agent_id") == MAIN)
     return (
         root.group_by("session_id")
-        .agg(_total(part) for part in PARTS)
+        .agg(total(part) for part in PARTS)
         .with_columns(active_ms=pl.sum_horizontal(PARTS))
         .sort("active_ms", "session_id", descending=[True, False])
     )
@@ -424,7 +422,7 @@ def spread(calls: pl.DataFrame, by: str, column: str) -> pl.DataFrame:
             value.min().alias("min_ms"),
             *(value.quantile(q, "linear").round().cast(pl.Int64).alias(n) for n, q in at.items()),
             value.max().alias("max_ms"),
-            _total(column).alias("sum_ms"),
+            total(column).alias("sum_ms"),
         )
         .sort("sum_ms", "calls", by, descending=[True, True, False], nulls_last=True)
     )

@@ -198,6 +198,14 @@ def write_file(path: Path, data: bytes, *, force: bool) -> None:
         raise InsightsError(f"cannot write {path}: {error.strerror}") from None
 
 
+def make_directory(path: Path) -> None:
+    """Raises InsightsError where it can't be made."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InsightsError(f"cannot make {path}: {error.strerror}") from None
+
+
 def _write(file: Any, pieces: Iterable[str]) -> None:  # noqa: ANN401
     try:
         for piece in pieces:

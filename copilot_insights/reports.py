@@ -367,7 +367,7 @@ def sessions(tables: Tables) -> Section:
     frame = tables.sessions.sort("started_at", nulls_last=False)
     shown = frame.with_columns(
         id=pl.col("session_id").str.head(8),
-        where=pl.coalesce("repository", pl.col("cwd").str.split("/").list.last()),
+        where=metrics.WHERE,
         active_ms=pl.col("wall_ms") - pl.col("user_ms"),
         end=pl.when(pl.col("ending") == "routine")
         .then(pl.lit(""))

@@ -353,3 +353,12 @@ def test_days_are_of_the_zone_asked_for(cli, two):
     for zone, days in (("UTC", ["01", "05"]), ("Asia/Tokyo", ["01", "06"])):
         rows = json.loads(cli("daily", two, "--json", "--tz", zone)[1])
         assert [row["day"][-2:] for row in rows] == days
+
+
+def test_a_directory_of_windows_is_short_in_lists(cli, tmp_path):
+    path = tmp_path / "events.jsonl"
+    said = '{"type":"session.start","data":{"sessionId":"s","context":{"cwd":"C:\\\\code\\\\shop"}}}'
+    path.write_text(said, encoding="utf-8")
+    _, out, _ = cli("sessions", path)
+    assert "shop" in out
+    assert "code" not in out

@@ -13,6 +13,7 @@ from copilot_insights.options import (
     Options,
     Progress,
     load_chosen,
+    make_directory,
     not_empty,
     note,
     reading,
@@ -199,10 +200,7 @@ def _tables(options: Options, form: Literal["parquet", "csv"]) -> None:
     # a directory has no suffix that names a format
     tables, _, tz = load_chosen(replace(options, output=None), only=tuple(TABLES))
     not_empty(tables)
-    try:
-        options.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InsightsError(f"cannot write {options.output}: {error.strerror}") from None
+    make_directory(options.output)
     for name in TABLES:
         if form == "parquet":
             buffer = BytesIO()

@@ -15,6 +15,7 @@ from copilot_insights.options import (
     Options,
     Progress,
     load_chosen,
+    make_directory,
     not_empty,
     note,
     reading,
@@ -80,10 +81,7 @@ def _waterfalls(
     """Writes the pages; session id → address from the report."""
     from copilot_insights.waterfall_page import waterfall_page  # noqa: PLC0415
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InsightsError(f"cannot make {folder}: {error.strerror}") from None
+    make_directory(folder)
     way = os.path.relpath(folder.resolve(), output.resolve().parent)
     links = {}
     with Progress("drawing waterfalls") as progress:

@@ -8,13 +8,12 @@ the spans before. https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-span
 import os
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from copilot_insights.schema import MAIN
+from copilot_insights.content import dump, stamp, tell
 from copilot_insights.tables import Tables
 
 Message = dict[str, Any]
@@ -40,23 +39,13 @@ class Said:
         self._tools: dict[str, dict[str, str]] = defaultdict(dict)
         self._system: dict[str, str] = {}
         self._new: defaultdict[str, list[Message]] = defaultdict(list)
-        try:
-            lines = log.read_bytes().split(b"\n")
-        except OSError:
-            lines = []
-        for line in lines:
-            try:
-                event = msgspec.json.decode(line)
-                data = event["data"]
-                agent = event.get("agentId") or data.get("parentToolCallId") or MAIN
-                self._add(event["type"], agent, event["timestamp"], data)
-            except (msgspec.DecodeError, KeyError, TypeError, AttributeError, RecursionError):
-                continue  # damaged: the spans go without its words
+        with suppress(OSError):
+            tell(log, self._hear)
 
-    def _add(self, kind: str, agent: str, at: str, data: dict[str, Any]) -> None:
+    def _hear(self, kind: str, agent: str, at: str, data: dict[str, Any]) -> None:
         match kind:
             case "system.message":
-                self._system[agent] = _dump([{"type": "text", "content": data["content"]}])
+                self._system[agent] = dump([{"type": "text", "content": data["content"]}])
             case "user.message":
                 self._new[agent].append(_message("user", data["content"]))
             case "assistant.message":
@@ -71,23 +60,22 @@ class Said:
                 self._calls[agent, at] = self._new.pop(agent, []), reply
                 self._new[agent].append({k: v for k, v in reply.items() if k != "finish_reason"})
             case "tool.execution_start":
-                self._tools[data["toolCallId"]]["arguments"] = _dump(data.get("arguments"))
+                self._tools[data["toolCallId"]]["arguments"] = dump(data.get("arguments"))
             case "tool.execution_complete":
                 result = data.get("result") or data.get("error")
-                self._tools[data["toolCallId"]]["result"] = _dump(result)
+                self._tools[data["toolCallId"]]["result"] = dump(result)
                 answer = {"type": "tool_call_response", "id": data["toolCallId"],
                           "response": result}  # fmt: skip
                 self._new[agent].append({"role": "tool", "parts": [answer]})
 
     def chat(self, agent_id: str, replied_at: datetime | None) -> dict[str, Any]:
         """Messages in and out of the call that was answered then, and the instructions."""
-        at = replied_at and f"{replied_at:%Y-%m-%dT%H:%M:%S}.{replied_at.microsecond // 1000:03d}Z"
-        found = self._calls.get((agent_id, at or ""))
+        found = self._calls.get((agent_id, stamp(replied_at)))
         if found is None:
             return {}
         said = {
-            "gen_ai.input.messages": _dump(found[0]),
-            "gen_ai.output.messages": _dump([found[1]]),
+            "gen_ai.input.messages": dump(found[0]),
+            "gen_ai.output.messages": dump([found[1]]),
         }
         if agent_id in self._system:
             said["gen_ai.system_instructions"] = self._system[agent_id]
@@ -101,7 +89,3 @@ class Said:
 
 def _message(role: str, text: str | None) -> Message:
     return {"role": role, "parts": [{"type": "text", "content": text}] if text else []}
-
-
-def _dump(value: Any) -> str:  # noqa: ANN401
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

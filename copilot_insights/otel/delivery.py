@@ -186,14 +186,11 @@ class Delivery:
         """How many of a batch arrived; one that is refused (None) must not hold up the others."""
         if failure is None:
             return items
-        if failure.partly:
-            self.sent.refused += failure.partly
+        refused = failure.partly or (items if failure.refused else 0)
+        if refused:
+            self.sent.refused += refused
             self._refusal = failure.reason
-            return max(0, items - failure.partly)
-        if failure.refused:
-            self.sent.refused += items
-            self._refusal = failure.reason
-            return None
+            return max(0, items - refused) if failure.partly else None
         raise InsightsError(
             f"{self._target.name} cannot be reached: {failure.reason}",
             f"Delivered: {self.sent}; the same command sends the rest.",
