@@ -34,6 +34,18 @@ class LogFile(NamedTuple):
         """All bytes. Raises OSError."""
         return _stdin() if self.path == STDIN else Path(self.path).read_bytes()
 
+    def stamp(self) -> str | None:
+        """What is another when the log is: device, file, size and time of the last change;
+        none for what can't be told or is standard input.
+        """
+        try:
+            at = os.stat(self.path)  # noqa: PTH116 (a thousand of them, each second)
+        except OSError:
+            return None
+        return (
+            None if self.path == STDIN else f"{at.st_dev} {at.st_ino} {at.st_size} {at.st_mtime_ns}"
+        )
+
     def size(self) -> int:
         """Bytes on disk; 0 when that can't be told."""
         try:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from copilot_insights.cache import Cache
 from copilot_insights.discover import LogFile, default_roots, find
 from copilot_insights.errors import InsightsError
 from copilot_insights.loading import load_files
@@ -17,8 +18,6 @@ from copilot_insights.tables import Tables, Wanted
 _SEARCHING: Final = 0.004
 _READING: Final = 0.1
 _FRESH: Final = 10.0  # seconds; so long after a directory changed, its new log may appear
-
-_Stamp = tuple[int, int, int]
 
 
 class _Whole(LogFile):
@@ -42,17 +41,23 @@ class Change(NamedTuple):
 class Follower:
     """The logs at some paths, or the CLI's own. Paths that do not exist yet are waited for.
 
-    An eager one searches and reads at every poll, whatever that costs.
+    An eager one searches and reads at every poll, whatever that costs. What a cache keeps of
+    many logs is not read at first.
     """
 
     def __init__(
-        self, paths: Sequence[str | Path] = (), *, wanted: Wanted, eager: bool = False
+        self,
+        paths: Sequence[str | Path] = (),
+        *,
+        wanted: Wanted,
+        eager: bool = False,
+        cache: Cache | None = None,
     ) -> None:
-        self._eager = eager
+        self._eager, self._cache = eager, cache
         self._paths, self._wanted = list(paths), wanted
         self._places = [Path(p) for p in paths] or default_roots()
         self._files: list[LogFile] = []
-        self._stamps: dict[str, _Stamp] = {}
+        self._stamps: dict[str, str] = {}
         self._dirs: dict[str, int] = {}
         self._search_at = 0.0
         self._fresh_until = 0.0
@@ -76,7 +81,7 @@ class Follower:
 
     def _read(self, files: list[_Whole]) -> Tables | None:
         start = time.monotonic()
-        tables = load_files(files, self._wanted)
+        tables = load_files(files, self._wanted, cache=self._cache)
         again = time.monotonic() + (time.monotonic() - start) / _READING
         self._read_at |= {file.name: again for file in files}
         return tables if tables.sessions.height else None
@@ -97,13 +102,9 @@ class Follower:
         return now < self._fresh_until
 
     def _has_changed(self, file: LogFile, now: float) -> bool:
-        try:
-            status = os.stat(file.path)  # noqa: PTH116 (a thousand of them, each second)
-        except OSError:
-            return False
-        stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+        stamp = file.stamp()
         resting = now < self._read_at.get(file.name, 0) and not self._eager
-        if self._stamps.get(file.path) == stamp or resting:
+        if stamp is None or self._stamps.get(file.path) == stamp or resting:
             return False
         self._stamps[file.path] = stamp
         return True

@@ -16,11 +16,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from typing import Final, NamedTuple
+from typing import Final
 
 import polars as pl
 
 from copilot_insights.accounting import store_beside
+from copilot_insights.cache import KEPT, Cache, Part, shared
 from copilot_insights.discover import STDIN, LogFile, find
 from copilot_insights.errors import InsightsError
 from copilot_insights.reader import read
@@ -31,20 +32,10 @@ from copilot_insights.tables import Tables, Wanted, build, join
 _BATCH: Final = 24 * 2**20
 _WORTH_A_PROCESS: Final = 48 * 2**20
 _MOST_WORKERS: Final = 3  # each takes some 150 MB
+_WORTH_A_CACHE: Final = 16 * 2**20
 
 Progress = Callable[[float], None]
 """Called now and then with the part that is done, 0 to 1."""
-
-
-class _Part(NamedTuple):
-    """Some logs' tables; their files table; the key of each event and the number of its
-    session in `names`.
-    """
-
-    tables: Tables
-    files: pl.DataFrame
-    keys: pl.DataFrame
-    names: list[str]
 
 
 def load(
@@ -53,6 +44,7 @@ def load(
     events: bool = False,
     only: Collection[str] | Mapping[str, Collection[str]] = (),
     progress: Progress | None = None,
+    cache: str | Path | None = None,
 ) -> Tables:
     """Reads logs into tables.
 
@@ -64,6 +56,8 @@ def load(
             the columns wanted of it; the others are left empty, which saves memory on many
             logs.
         progress: called now and then with the part that is done, 0 to 1.
+        cache: a directory where the tables of many logs are kept for the next time; what has
+            not changed is taken from there. Made where it is not there.
 
     Raises:
         InsightsError: no log was found, or none could be read.
@@ -75,40 +69,58 @@ def load(
     }
     if not events:
         wanted.pop("events", None)
-    tables = load_files(found.files, wanted, progress)
+    kept = Cache(Path(cache)) if cache else None
+    tables = load_files(found.files, wanted, progress, kept)
     if tables.problems and not tables.sessions.height:
         raise InsightsError(tables.problems[0], "Check its permissions.")
     return replace(tables, problems=[*found.problems, *tables.problems])
 
 
 def load_files(
-    files: Sequence[LogFile], wanted: Wanted, progress: Progress | None = None
+    files: Sequence[LogFile],
+    wanted: Wanted,
+    progress: Progress | None = None,
+    cache: Cache | None = None,
 ) -> Tables:
     """The same for logs that are found already."""
-    jobs = list(_batches(_side_by_side(files)))
+    files = _side_by_side(files)
+    if "events" in wanted or sum(file.size() for file in files) < _WORTH_A_CACHE:
+        cache = None
+    kept, rest = cache.take(files, wanted) if cache else ([], files)
+    with _collector_off():
+        parts = kept if kept and not rest else [*kept, *_read(rest, wanted, progress, cache)]
+        parts = _settle_overlaps(parts, files, wanted)
+    if cache and rest:
+        cache.tidy()
+    return _in_order(parts, files)
+
+
+def _read(
+    files: Sequence[LogFile], wanted: Wanted, progress: Progress | None, cache: Cache | None
+) -> list[Part]:
+    """Reads logs in batches, which processes share."""
+    jobs = list(_batches(files))
     # standard input is only open to this process, which works from the front
     jobs.sort(key=lambda job: not any(file.path == STDIN for file in job))
     sizes = [sum(file.size() for file in job) for job in jobs]
-    todo, done = deque(enumerate(jobs)), dict[int, _Part]()
+    todo, done = deque(enumerate(jobs)), dict[int, Part]()
     workers = min((os.cpu_count() or 1) - 1, sum(sizes) // _WORTH_A_PROCESS, _MOST_WORKERS)
-    with _collector_off():
-        threads = [
-            Thread(target=_delegate, args=(todo, done, wanted), daemon=True)
-            for _ in range(min(workers, len(jobs) - 1))
-        ]
-        for thread in threads:
-            thread.start()
-        while todo or threads:
-            while todo:
-                with suppress(IndexError):  # a worker was faster
-                    number, job = todo.popleft()
-                    done[number] = _part(job, wanted)
-                if progress:
-                    progress(sum(sizes[n] for n in list(done)) / (sum(sizes) or 1))
-            while threads:  # should one have failed, its job is to do again
-                threads.pop().join()
-        parts = _settle_overlaps([done[number] for number in sorted(done)], files, wanted)
-    return join([part.tables for part in parts])
+    threads = [
+        Thread(target=_delegate, args=(todo, done, wanted, cache), daemon=True)
+        for _ in range(min(workers, len(jobs) - 1))
+    ]
+    for thread in threads:
+        thread.start()
+    while todo or threads:
+        while todo:
+            with suppress(IndexError):  # a worker was faster
+                number, job = todo.popleft()
+                done[number] = _part(job, wanted, cache)
+            if progress:
+                progress(sum(sizes[n] for n in list(done)) / (sum(sizes) or 1))
+        while threads:  # should one have failed, its job is to do again
+            threads.pop().join()
+    return [done[number] for number in sorted(done)]
 
 
 def _side_by_side(files: Sequence[LogFile]) -> list[LogFile]:
@@ -133,34 +145,66 @@ def _batches(files: Sequence[LogFile]) -> Iterator[list[LogFile]]:
         yield batch
 
 
-def _part(files: Sequence[LogFile], wanted: Wanted) -> _Part:
+def _part(files: Sequence[LogFile], wanted: Wanted, cache: Cache | None) -> Part:
+    """Some logs, read now; and kept, where there is a cache."""
+    stamps = {file.path: stamp for file in files if (stamp := file.stamp())} if cache else {}
     got = read(files, full="events" in wanted)
-    tables = build(got, store_beside(file.path for file in files), wanted)
-    base = got.events.base
-    names = base.unique("session", keep="first", maintain_order=True)["session_id"]
-    return _Part(tables, got.files, base.select("session", "key").drop_nulls(), names.to_list())
+    store = store_beside(file.path for file in files)
+    tables = build(got, store, KEPT if cache else wanted)
+    keys = got.events.base.group_by("session", maintain_order=True).agg(
+        pl.col("session_id").first(), keys=pl.col("key").drop_nulls()
+    )
+    logs = got.files.select("session_id", "path", "bytes", "repeats")
+    part = Part(tables, logs, keys.drop("session"))
+    if cache:
+        cache.keep(part, files, stamps, store)
+    return part._replace(tables=tables.only(wanted))
 
 
-def _settle_overlaps(parts: list[_Part], files: Sequence[LogFile], wanted: Wanted) -> list[_Part]:
+def _settle_overlaps(parts: list[Part], files: Sequence[LogFile], wanted: Wanted) -> list[Part]:
     """Reads logs again, together, that share a session or events with another part."""
     if len(parts) == 1:
         return parts
-    twice = pl.concat([part.keys["key"] for part in parts]).is_duplicated()
-    named = pl.concat([part.files.with_columns(part=pl.lit(n)) for n, part in enumerate(parts)])
+    named = pl.concat(
+        [
+            part.logs.select("session_id", "path", "repeats", part=pl.lit(n))
+            for n, part in enumerate(parts)
+        ]
+    )
     sessions = named.unique(["session_id", "part"])["session_id"]
     mixed = set(sessions.filter(sessions.is_duplicated()))
-    first = 0
-    for part in parts if twice.any() else ():
-        codes = part.keys["session"].filter(twice.slice(first, part.keys.height))
-        mixed.update(part.names[code] for code in codes.unique())
-        first += part.keys.height
+    mixed |= shared(pl.concat([part.keys for part in parts]))
     if not mixed:
         return parts
-    # which log a part's repeated events repeat is not kept: take all that repeat any
-    mixed |= set(named.filter(pl.col("duplicates") > 0)["session_id"])
+    paths = _together(named, mixed)
+    again = _part([file for file in files if file.path in paths], wanted, None)
+    gone = set(named.filter(pl.col("path").is_in(list(paths)))["session_id"])
+    return [*(part._replace(tables=part.tables.without(gone)) for part in parts), again]
+
+
+def _together(named: pl.DataFrame, mixed: Collection[str]) -> set[str]:
+    """Paths of the logs of these sessions, and of all that repeat events of them or that they
+    repeat events of, and so on.
+    """
     paths = set(named.filter(pl.col("session_id").is_in(list(mixed)))["path"])
-    again = _part([file for file in files if file.path in paths], wanted)
-    return [*(part._replace(tables=part.tables.without(mixed)) for part in parts), again]
+    session = dict(named.select("path", "session_id").iter_rows())
+    logs: defaultdict[str, set[str]] = defaultdict(set)
+    for path, name in session.items():
+        logs[name].add(path)
+    repeating = named.filter(pl.col("repeats").list.len() > 0)
+    links = [{path, *of} for path, of in repeating.select("path", "repeats").iter_rows()]
+    links += [of for of in logs.values() if len(of) > 1]
+    while more := [link for link in links if link & paths and not link <= paths]:
+        paths.update(*more)
+    return paths
+
+
+def _in_order(parts: list[Part], files: Sequence[LogFile]) -> Tables:
+    """Sessions in the order of their logs, in whatever order they were read."""
+    places = pl.DataFrame({"path": [file.path for file in files]}).with_row_index("place")
+    logs = pl.concat([part.logs.select("session_id", "path") for part in parts])
+    order = logs.join(places, on="path").group_by("session_id").agg(pl.col("place").min())
+    return join([part.tables for part in parts]).by_session(order.sort("place")["session_id"])
 
 
 @contextmanager
@@ -178,7 +222,10 @@ def _collector_off() -> Iterator[None]:
 
 
 def _delegate(
-    todo: deque[tuple[int, list[LogFile]]], done: dict[int, _Part], wanted: Wanted
+    todo: deque[tuple[int, list[LogFile]]],
+    done: dict[int, Part],
+    wanted: Wanted,
+    cache: Cache | None,
 ) -> None:
     """Has a further process do jobs from the end of `todo`, as long as there are any.
 
@@ -198,7 +245,7 @@ def _delegate(
             while True:
                 number, job = todo.pop()
                 try:
-                    pickle.dump((job, wanted), process.stdin)
+                    pickle.dump((job, wanted, cache), process.stdin)
                     process.stdin.flush()
                     done[number] = pickle.load(process.stdout)  # noqa: S301 (from ourselves)
                 except (OSError, EOFError, pickle.UnpicklingError):
@@ -212,6 +259,6 @@ def work() -> None:
     """What a further process does: logs from standard input, tables to standard output."""
     with _collector_off(), suppress(EOFError):
         while True:
-            job, wanted = pickle.load(sys.stdin.buffer)  # noqa: S301 (from ourselves)
-            pickle.dump(_part(job, wanted), sys.stdout.buffer, protocol=5)
+            job = pickle.load(sys.stdin.buffer)  # noqa: S301 (from ourselves)
+            pickle.dump(_part(*job), sys.stdout.buffer, protocol=5)
             sys.stdout.buffer.flush()

@@ -69,6 +69,9 @@ class Options:
     agent: Annotated[
         str | None, _Option(metavar="NAME", help="main, or a sub-agent's name or id.")
     ] = None
+    no_cache: Annotated[
+        bool, _Option("--no-cache", help="Read every log anew, and keep nothing of it.")
+    ] = False
 
 
 def reading(function: Callable[..., None]) -> Callable[..., None]:
@@ -98,6 +101,7 @@ def load_chosen(
     which any part is chosen.
     """
     from copilot_insights import when  # noqa: PLC0415
+    from copilot_insights.cache import default_directory  # noqa: PLC0415
     from copilot_insights.loading import load  # noqa: PLC0415
     from copilot_insights.metrics import Filter, select  # noqa: PLC0415
     from copilot_insights.reports import USED  # noqa: PLC0415
@@ -115,7 +119,11 @@ def load_chosen(
     )
     with Progress("reading logs") as progress:
         tables = load(
-            options.paths or (), events="events" in only, only=only or USED, progress=progress
+            options.paths or (),
+            events="events" in only,
+            only=only or USED,
+            progress=progress,
+            cache=None if options.no_cache else default_directory(),
         )
     for problem in tables.problems:
         note(problem)

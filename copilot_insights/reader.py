@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
 from itertools import repeat
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import polars as pl
 
@@ -67,7 +67,8 @@ class Read(NamedTuple):
     """Some logs, read.
 
     files: a row per log: session_id, path, layout, bytes, non_empty, rejected, duplicates,
-        and what its own `session.start` says, which a fork shares with its original.
+        the paths of logs that it repeats events of (`repeats`), and what its own
+        `session.start` says, which a fork shares with its original.
     rejected: a row per line that is no event: session_id, path, line, offset, reason.
     problems: a line per log that could not be read.
     """
@@ -85,7 +86,7 @@ _CHUNK: Final = 16_384
 
 class _Log(NamedTuple):
     """A log that was read. `stated` is the session's id and `started` its start as the log
-    says them; `repeats` is the number of the first log that it repeats events of.
+    says them; `repeats` has the numbers of the logs that it repeats events of.
     """
 
     file: LogFile
@@ -96,7 +97,7 @@ class _Log(NamedTuple):
     started: str
     start: Event | None
     duplicates: int = 0
-    repeats: int | None = None
+    repeats: tuple[int, ...] = ()
 
     def rank(self) -> tuple[int, bool, str]:
         """Of logs that hold the same event the first counts it: the stored log before a
@@ -222,7 +223,7 @@ def _drop_seen(
     )
     seen = pl.col("key").is_not_null() & ~pl.col("key").is_first_distinct()
     base = base.with_columns(seen=seen, first=pl.col("log").first().over("key"))
-    again = base.filter("seen").group_by("log").agg(pl.len(), pl.col("first").first())
+    again = base.filter("seen").group_by("log").agg(pl.len(), pl.col("first").unique())
     counts = {log: (number, first) for log, number, first in again.iter_rows()}
     base = base.filter(~pl.col("seen")).drop("seen", "first", "place")
     old = base.select("row").with_row_index("new")
@@ -233,8 +234,8 @@ def _drop_seen(
     base = base.with_columns(row=pl.int_range(pl.len(), dtype=pl.UInt32))
     settled = []
     for number, index in enumerate(order):
-        again_here, first = counts.get(number, (0, None))
-        settled.append(logs[index]._replace(duplicates=again_here, repeats=first))
+        again_here, whose = counts.get(number, (0, ()))
+        settled.append(logs[index]._replace(duplicates=again_here, repeats=tuple(sorted(whose))))
     return base, payloads, settled
 
 
@@ -250,8 +251,8 @@ def _session_ids(logs: list[_Log]) -> list[str]:
     for log in logs:
         stated, name = log.stated or log.file.name, log.file.name
         if log.file.layout == "stdout":
-            cut = log.stated is None and log.repeats is not None
-            ids.append(ids[log.repeats] if cut and log.repeats is not None else stated)
+            cut = log.stated is None and log.repeats
+            ids.append(ids[log.repeats[0]] if cut else stated)
             continue
         other = owner.setdefault(stated, name) != name
         ids.append(name if other and 0 < log.duplicates < log.events else stated)
@@ -299,7 +300,7 @@ _REJECTED: Final = {
     "offset": pl.Int64,
     "reason": pl.String,
 }
-_FILES: Final = {
+_FILES: Final[dict[str, Any]] = {
     "session_id": pl.String,
     "path": pl.String,
     "layout": pl.String,
@@ -307,6 +308,7 @@ _FILES: Final = {
     "non_empty": pl.Int64,
     "rejected": pl.Int64,
     "duplicates": pl.Int64,
+    "repeats": pl.List(pl.String),
 }
 
 
@@ -320,6 +322,7 @@ def _files(logs: list[_Log], ids: list[str]) -> pl.DataFrame:
             log.events + len(log.rejected),
             len(log.rejected),
             log.duplicates,
+            [logs[number].file.path for number in log.repeats],
         )
         for session, log in zip(ids, logs, strict=True)
     ]

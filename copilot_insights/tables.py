@@ -64,6 +64,30 @@ class Tables:
         """All but these sessions."""
         return self._filter(~pl.col("session_id").is_in(list(sessions)))
 
+    def only(self, wanted: "Wanted") -> "Tables":
+        """These tables and columns only; the other tables are empty."""
+        frames: dict[str, Any] = {
+            name: self.table(name).select(c for c in TABLES[name] if c in wanted[name])
+            if name in wanted
+            else pl.DataFrame(schema=TABLES[name])
+            for name in TABLES
+        }
+        return replace(self, **frames)
+
+    def by_session(self, order: pl.Series) -> "Tables":
+        """Rows in this order of their sessions; as they are within each."""
+        place = pl.DataFrame({"session_id": order}).with_row_index("place")
+        frames: dict[str, Any] = {}
+        for name in TABLES:
+            frame = self.table(name)
+            if frame.height:
+                at = frame.select("session_id").join(
+                    place, on="session_id", how="left", maintain_order="left"
+                )["place"]
+                frame = frame if at.is_sorted() else frame[at.arg_sort()]
+            frames[name] = frame
+        return replace(self, **frames)
+
     def _filter(self, rows: pl.Expr) -> "Tables":
         frames: dict[str, Any] = {name: self.table(name).filter(rows) for name in TABLES}
         return replace(self, **frames)

@@ -36,6 +36,7 @@ model_calls tool_calls
 interactions
 accounting
 tables
+cache
 loading
 rows follow redact
 metrics

@@ -357,7 +357,9 @@ def test_days_are_of_the_zone_asked_for(cli, two):
 
 def test_a_directory_of_windows_is_short_in_lists(cli, tmp_path):
     path = tmp_path / "events.jsonl"
-    said = '{"type":"session.start","data":{"sessionId":"s","context":{"cwd":"C:\\\\code\\\\shop"}}}'
+    said = (
+        '{"type":"session.start","data":{"sessionId":"s","context":{"cwd":"C:\\\\code\\\\shop"}}}'
+    )
     path.write_text(said, encoding="utf-8")
     _, out, _ = cli("sessions", path)
     assert "shop" in out

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
+    from copilot_insights.follow import Follower
     from copilot_insights.otel.live import LiveExport
     from copilot_insights.otel.metrics import Point
     from copilot_insights.tables import Tables
@@ -120,14 +121,19 @@ class _View:
         names = {*live.USED, "sessions"}
         if export or sums is not None:
             names.add("bookings")
-        self.wanted = {name: tuple(TABLES[name]) for name in names}
+        self._wanted = {name: tuple(TABLES[name]) for name in names}
         self._tables: dict[str, Tables] = {}
+
+    def follower(self, paths: list[str]) -> "Follower":
+        """Who tells what is new in these logs."""
+        from copilot_insights.cache import Cache, default_directory  # noqa: PLC0415
+        from copilot_insights.follow import Follower  # noqa: PLC0415
+
+        return Follower(paths, wanted=self._wanted, cache=Cache(default_directory()))
 
     def look(self, paths: list[str]) -> None:
         """One look at all logs."""
-        from copilot_insights.follow import Follower  # noqa: PLC0415
-
-        self.update(Follower(paths, wanted=self.wanted).poll().tables)
+        self.update(self.follower(paths).poll().tables)
 
     def update(self, tables: "Tables | None") -> None:
         """Sessions that changed."""
@@ -197,13 +203,11 @@ class _View:
 def _loop(view: _View, paths: list[str], every: float) -> None:
     from signal import SIGTERM, signal  # noqa: PLC0415
 
-    from copilot_insights.follow import Follower  # noqa: PLC0415
-
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     signal(SIGTERM, stop)  # what is due is sent first
-    follower = Follower(paths, wanted=view.wanted)
+    follower = view.follower(paths)
     try:
         with _drawing(view) as draw:
             while True:

@@ -1,0 +1,262 @@
+"""Tables of logs that were read before, kept on disk: only what has changed is read again.
+
+`<directory>/<code>/<batch>/` has a parquet file for each table of some logs, and two more:
+`logs` says which logs these are and what they looked like, `keys` has the hashes of their
+events. A log is taken from here while it is the same file of the same size and time, and the
+session store beside it says the same of its session. Only logs that shared no session and no
+event with others of their batch are kept, and no content ever.
+
+A batch is written under another name and then renamed, so it is there whole or not at all.
+What can't be read, or is gone meanwhile, is the same as nothing kept; other code of this
+package, or another polars, has a directory of its own.
+"""
+
+import os
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from shutil import rmtree
+from typing import Any, Final, NamedTuple
+from uuid import uuid4
+
+import polars as pl
+
+from copilot_insights.accounting import store_beside
+from copilot_insights.discover import LogFile
+from copilot_insights.schema import TABLES
+from copilot_insights.tables import Tables, Wanted
+
+KEPT: Final[Wanted] = {name: of for name, of in TABLES.items() if name != "events"}
+"""Tables that are kept, whole: `events` is as long as the logs."""
+
+_WORTH: Final = 4_000_000  # bytes of logs: fewer are read again as fast
+_MOST: Final = 40  # batches
+_MONTH: Final = 30 * 86_400
+_SETTLED: Final = 10**9  # nanoseconds; a change within one tick of the clock is not seen
+_LOGS: Final = {
+    "session_id": pl.String,
+    "place": pl.String,
+    "layout": pl.String,
+    "name": pl.String,
+    "stamp": pl.String,
+    "stored": pl.UInt64,
+}
+_SAME: Final = ["place", "layout", "name", "stamp"]
+_UNREADABLE: Final = (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException)
+
+
+class Part(NamedTuple):
+    """What some logs gave: their tables; of each log session_id, path, bytes and repeats
+    (see `reader.Read`); of each session session_id and `keys`, the hashes of its events.
+    """
+
+    tables: Tables
+    logs: pl.DataFrame
+    keys: pl.DataFrame
+
+
+def default_directory() -> Path:
+    """Where the command line keeps tables: the user's cache directory."""
+    from platformdirs import user_cache_path  # noqa: PLC0415
+
+    return user_cache_path("copilot-insights", appauthor=False)
+
+
+class Cache:
+    """The tables kept below a directory, which need not exist."""
+
+    def __init__(self, directory: Path) -> None:
+        self._root = directory
+        self._here = directory / _code()
+        self._known = frozenset[str]()
+
+    # --- taking ---------------------------------------------------------------------------
+
+    def take(
+        self, files: Sequence[LogFile], wanted: Wanted
+    ) -> tuple[list[Part], Sequence[LogFile]]:
+        """What is kept of these logs, and the logs that are to be read."""
+        try:
+            kept = self._logs()
+            live = _unchanged(kept, files)
+            apart = _apart(live)
+            if not apart.height:
+                return [], files
+            part = _without(_part(kept, apart, wanted))
+        except _UNREADABLE:  # damaged, or another process put it together just now
+            rmtree(self._here, ignore_errors=True)
+            return [], files
+        self._known = frozenset(live["path"])
+        there = set(part.logs["path"])
+        return [part], [file for file in files if file.path not in there]
+
+    def _logs(self) -> pl.DataFrame:
+        """`_LOGS` of every batch, and the `batch`."""
+        found = sorted(self._here.glob("[!.]*/logs"))
+        if not found:
+            return pl.DataFrame(schema={**_LOGS, "batch": pl.String})
+        return _read(found).with_columns(pl.col("batch").str.head(-len("/logs")))
+
+    # --- keeping --------------------------------------------------------------------------
+
+    def keep(
+        self, part: Part, files: Sequence[LogFile], stamps: Mapping[str, str], store: pl.DataFrame
+    ) -> None:
+        """Keeps what was read of these logs: their stamps are from before, the rows of their
+        session stores from then. `part` has the tables of `KEPT`.
+        """
+        seen = pl.DataFrame(
+            [
+                (f.path, _place(f), f.layout, f.name, stamps[f.path])
+                for f in files
+                if f.path not in self._known
+                and f.path in stamps
+                and _settled(stamps[f.path])
+                and type(f) is LogFile  # and no part of a log
+            ],
+            schema={"path": pl.String, **dict.fromkeys(_SAME, pl.String)},
+            orient="row",
+        )
+        alone = part.logs.filter(
+            pl.len().over("session_id") == 1, pl.col("repeats").list.len() == 0
+        )
+        logs = alone.join(seen, on="path").join(_stored(store), on="session_id", how="left")
+        if not logs.height or logs["bytes"].sum() < _WORTH:
+            return
+        names = logs["session_id"].implode()
+        frames = {
+            name: frame.filter(pl.col("session_id").is_in(names))
+            for name, frame in [*((n, part.tables.table(n)) for n in KEPT), ("keys", part.keys)]
+        }
+        self._write({**frames, "logs": logs.select(_LOGS.keys())})
+
+    def _write(self, frames: Mapping[str, pl.DataFrame]) -> None:
+        draft = self._here / f".{uuid4().hex}"
+        with suppress(*_UNREADABLE):
+            draft.mkdir(parents=True, mode=0o700)
+            for name, frame in frames.items():
+                frame.write_parquet(draft / name, statistics=False)
+            draft.rename(self._here / uuid4().hex)
+        rmtree(draft, ignore_errors=True)
+
+    def tidy(self) -> None:
+        """Puts small batches together when there are many, without the logs that have
+        changed since, and removes what other code left here a month ago.
+        """
+        with suppress(*_UNREADABLE):
+            kept = self._logs()
+            if kept["batch"].n_unique() > _MOST:
+                small = kept.group_by("batch").len().sort("len", "batch").head(_MOST // 2)
+                self._merge(kept.join(small, on="batch"))
+            for other in self._root.iterdir():
+                if other != self._here and time.time() - other.stat().st_mtime > _MONTH:
+                    rmtree(other, ignore_errors=True)
+
+    def _merge(self, kept: pl.DataFrame) -> None:
+        files = [LogFile(*row) for row in kept.select("place", "layout", "name").iter_rows()]
+        live = _apart(_unchanged(kept, files))
+        if live.height:
+            part = _part(kept, live, KEPT)
+            tables = {name: part.tables.table(name) for name in KEPT}
+            self._write({**tables, "keys": part.keys, "logs": live.select(_LOGS.keys())})
+        for batch in kept["batch"].unique():
+            rmtree(batch, ignore_errors=True)
+
+
+def _place(file: LogFile) -> str:
+    return os.path.abspath(file.path)  # noqa: PTH100 (a thousand of them)
+
+
+def _settled(stamp: str) -> bool:
+    return time.time_ns() - int(stamp.rpartition(" ")[2]) > _SETTLED
+
+
+def _stored(store: pl.DataFrame) -> pl.DataFrame:
+    """session_id, stored: a number that is another when the store says something else of it."""
+    rows = store.select("session_id", stored=pl.struct(pl.all()).hash())
+    return rows.group_by("session_id").agg(pl.col("stored").sum())  # it may overflow
+
+
+def _unchanged(kept: pl.DataFrame, files: Sequence[LogFile]) -> pl.DataFrame:
+    """The rows of logs that are as they were, with their `path`; each log once."""
+    now = pl.DataFrame(
+        [(f.path, _place(f), f.layout, f.name, stamp) for f in files if (stamp := f.stamp())],
+        schema={"path": pl.String, **dict.fromkeys(_SAME, pl.String)},
+        orient="row",
+    )
+    same = kept.join(now, on=_SAME, maintain_order="left")
+    stored = _stored(store_beside(same["path"])).rename({"stored": "now"})
+    return (
+        same.join(stored, on="session_id", how="left", maintain_order="left")
+        .filter(pl.col("stored").eq_missing(pl.col("now")))
+        .unique("path", keep="first", maintain_order=True)
+    )
+
+
+def shared(keys: pl.DataFrame) -> set[str]:
+    """Sessions that have events of others: those in `Part.keys`, put together."""
+    if not keys["keys"].explode().drop_nulls().is_duplicated().any():
+        return set()
+    events = keys.explode("keys").drop_nulls()
+    return set(events.filter(pl.col("keys").is_duplicated())["session_id"])
+
+
+def _apart(live: pl.DataFrame) -> pl.DataFrame:
+    """Without logs of one session: they are to be read together."""
+    return live.filter(~pl.col("session_id").is_duplicated())
+
+
+def _without(part: Part) -> Part:
+    """Without sessions that share events: the same."""
+    if not (mixed := shared(part.keys)):
+        return part
+    own = ~pl.col("session_id").is_in(list(mixed))
+    return Part(part.tables.without(mixed), part.logs.filter(own), part.keys.filter(own))
+
+
+def _part(kept: pl.DataFrame, live: pl.DataFrame, wanted: Wanted) -> Part:
+    """The tables of live logs, out of all that is kept in their batches."""
+    batches = live["batch"].unique(maintain_order=True)
+    gone = kept.filter(pl.col("batch").is_in(batches.implode())).join(
+        live, on=["batch", "place"], how="anti"
+    )
+
+    def table(name: str, columns: Collection[str]) -> pl.DataFrame:
+        paths = [Path(batch) / name for batch in batches]
+        frame = _read(paths, ["session_id", *columns])
+        if gone.height:
+            frame = frame.with_columns(pl.col("batch").str.head(-len(name) - 1))
+            frame = frame.join(gone, on=["batch", "session_id"], how="anti", maintain_order="left")
+        return frame.select(columns)
+
+    frames: dict[str, Any] = {
+        name: table(name, [c for c in TABLES[name] if c in wanted[name]])
+        if name in wanted
+        else pl.DataFrame(schema=TABLES[name])
+        for name in TABLES
+    }
+    logs = live.select("session_id", "path", bytes=None, repeats=pl.lit([], pl.List(pl.String)))
+    if "path" in frames["sessions"].columns:  # a log may be found another way each time
+        paths = logs.select("session_id", "path")
+        frames["sessions"] = frames["sessions"].update(paths, on="session_id")
+    return Part(Tables(**frames, problems=[]), logs, table("keys", ["session_id", "keys"]))
+
+
+def _read(paths: list[Path], columns: list[str] | None = None) -> pl.DataFrame:
+    """Files of one shape behind each other, and in `batch` the file that each row is of."""
+    frame = pl.scan_parquet(paths, include_file_paths="batch", glob=False)
+    if columns is not None:
+        frame = frame.select(*dict.fromkeys(columns), "batch")
+    return frame.collect(engine="in-memory")
+
+
+@cache
+def _code() -> str:
+    """A name for the code that makes tables: another one, and they may be others."""
+    code = blake2b(pl.__version__.encode(), digest_size=8)
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        code.update(path.read_bytes())
+    return code.hexdigest()
