@@ -98,7 +98,7 @@ class Cache:
         found = sorted(self._here.glob("[!.]*/logs"))
         if not found:
             return pl.DataFrame(schema={**_LOGS, "batch": pl.String})
-        return _read(found).with_columns(pl.col("batch").str.head(-len("/logs")))
+        return _scan(found).collect().with_columns(pl.col("batch").str.head(-len("/logs")))
 
     # --- keeping --------------------------------------------------------------------------
 
@@ -149,21 +149,33 @@ class Cache:
         with suppress(*_UNREADABLE):
             kept = self._logs()
             if kept["batch"].n_unique() > _MOST:
-                small = kept.group_by("batch").len().sort("len", "batch").head(_MOST // 2)
-                self._merge(kept.join(small, on="batch"))
+                self._merge(kept.join(_smallest(kept), on="batch", maintain_order="left"))
             for other in self._root.iterdir():
                 if other != self._here and time.time() - other.stat().st_mtime > _MONTH:
                     rmtree(other, ignore_errors=True)
 
     def _merge(self, kept: pl.DataFrame) -> None:
         files = [LogFile(*row) for row in kept.select("place", "layout", "name").iter_rows()]
-        live = _apart(_unchanged(kept, files))
+        live = _unchanged(kept, files)
         if live.height:
             part = _part(kept, live, KEPT)
             tables = {name: part.tables.table(name) for name in KEPT}
             self._write({**tables, "keys": part.keys, "logs": live.select(_LOGS.keys())})
         for batch in kept["batch"].unique():
             rmtree(batch, ignore_errors=True)
+
+
+def _smallest(kept: pl.DataFrame) -> pl.DataFrame:
+    """The `batch` of half of `_MOST` small ones, of which no two have the same session: one
+    batch could not tell their rows apart.
+    """
+    of = kept.group_by("batch").agg("session_id", logs=pl.len()).sort("logs", "batch")
+    chosen, sessions = list[str](), set[str]()
+    for batch, names, _ in of.iter_rows():
+        if len(chosen) < _MOST // 2 and sessions.isdisjoint(names):
+            chosen.append(batch)
+            sessions.update(names)
+    return pl.DataFrame({"batch": chosen}, schema={"batch": pl.String})
 
 
 def _place(file: LogFile) -> str:
@@ -181,13 +193,13 @@ def _stored(store: pl.DataFrame) -> pl.DataFrame:
 
 
 def _unchanged(kept: pl.DataFrame, files: Sequence[LogFile]) -> pl.DataFrame:
-    """The rows of logs that are as they were, with their `path`; each log once."""
+    """The rows of logs that are as they were, with their `path`; each log once, in order."""
     now = pl.DataFrame(
         [(f.path, _place(f), f.layout, f.name, stamp) for f in files if (stamp := f.stamp())],
         schema={"path": pl.String, **dict.fromkeys(_SAME, pl.String)},
         orient="row",
     )
-    same = kept.join(now, on=_SAME, maintain_order="left")
+    same = now.join(kept, on=_SAME, maintain_order="left")
     stored = _stored(store_beside(same["path"])).rename({"stored": "now"})
     return (
         same.join(stored, on="session_id", how="left", maintain_order="left")
@@ -198,7 +210,8 @@ def _unchanged(kept: pl.DataFrame, files: Sequence[LogFile]) -> pl.DataFrame:
 
 def shared(keys: pl.DataFrame) -> set[str]:
     """Sessions that have events of others: those in `Part.keys`, put together."""
-    if not keys["keys"].explode().drop_nulls().is_duplicated().any():
+    every = keys["keys"].explode().drop_nulls()
+    if every.n_unique() == every.len():
         return set()
     events = keys.explode("keys").drop_nulls()
     return set(events.filter(pl.col("keys").is_duplicated())["session_id"])
@@ -226,11 +239,12 @@ def _part(kept: pl.DataFrame, live: pl.DataFrame, wanted: Wanted) -> Part:
 
     def table(name: str, columns: Collection[str]) -> pl.DataFrame:
         paths = [Path(batch) / name for batch in batches]
-        frame = _read(paths, ["session_id", *columns])
+        frame = _scan(paths)
         if gone.height:
-            frame = frame.with_columns(pl.col("batch").str.head(-len(name) - 1))
-            frame = frame.join(gone, on=["batch", "session_id"], how="anti", maintain_order="left")
-        return frame.select(columns)
+            frame = frame.with_columns(pl.col("batch").str.head(-len(name) - 1)).join(
+                gone.lazy(), on=["batch", "session_id"], how="anti", maintain_order="left"
+            )
+        return frame.select(columns).collect(engine="streaming")
 
     frames: dict[str, Any] = {
         name: table(name, [c for c in TABLES[name] if c in wanted[name]])
@@ -245,12 +259,9 @@ def _part(kept: pl.DataFrame, live: pl.DataFrame, wanted: Wanted) -> Part:
     return Part(Tables(**frames, problems=[]), logs, table("keys", ["session_id", "keys"]))
 
 
-def _read(paths: list[Path], columns: list[str] | None = None) -> pl.DataFrame:
+def _scan(paths: list[Path]) -> pl.LazyFrame:
     """Files of one shape behind each other, and in `batch` the file that each row is of."""
-    frame = pl.scan_parquet(paths, include_file_paths="batch", glob=False)
-    if columns is not None:
-        frame = frame.select(*dict.fromkeys(columns), "batch")
-    return frame.collect(engine="in-memory")
+    return pl.scan_parquet(paths, include_file_paths="batch", glob=False)
 
 
 @cache
