@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from copilot_insights import load, metrics
+from copilot_insights import charts, load, metrics
 from copilot_insights.waterfall import waterfall
 
 ROOT = Path(__file__).parents[1]
@@ -53,6 +53,8 @@ def test_a_notebook_runs_and_draws(path):
     assert len(figures) == FIGURES[path.stem]
     assert not [figure for figure in figures if empty(figure)]
     assert all(figure["layout"]["title"]["text"] for figure in figures)
+    looks = [figure["layout"]["template"]["layout"]["colorway"] for figure in figures]
+    assert looks == [list(charts.COLORS)] * len(figures)
 
 
 @each
