@@ -15,6 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
+from functools import cache
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
@@ -324,11 +325,7 @@ class Redactor:
                     last = end
             elif first in b"{[":
                 outer.append(place)
-                free = place.free or (place.unknown and place.field not in _OPEN)
-                keys = _KEYED.get(place.field, "") if first == b"{" and not free else ""
-                # what is in an array belongs to the array's field
-                field = place.field if first == b"[" else b""
-                place = _Place(field, free or field in _OPEN, free, keys)
+                place = _inside(place, first)
             elif first in b"}]":
                 place = outer.pop() if outer else place
             else:
@@ -343,8 +340,7 @@ class Redactor:
             return self._value(name, place.keys), place._replace(field=b"", unknown=False)
         if place.free or name not in KEYS:
             return self._replace.of(name, "key"), place._replace(field=b"", unknown=True)
-        content = (name in _FREE or name in _OPEN) and place.keys != _COUNTS
-        return name, place._replace(field=name, unknown=content)
+        return name, _of_field(name, place)
 
     def _type(self, name: bytes) -> bytes:
         known = name in _TYPES or _TYPE.fullmatch(name)
@@ -402,6 +398,23 @@ class Redactor:
         except (ValueError, OverflowError):
             return self._replace.of(text, "time")
         return moved.isoformat().encode() + (found[2] if found else b"")
+
+
+@cache
+def _of_field(name: bytes, place: _Place) -> _Place:
+    """The place of a value of a known field: there are not many."""
+    content = (name in _FREE or name in _OPEN) and place.keys != _COUNTS
+    return place._replace(field=name, unknown=content)
+
+
+@cache
+def _inside(place: _Place, bracket: bytes) -> _Place:
+    """What an object or array in a place is to what is in it."""
+    free = place.free or (place.unknown and place.field not in _OPEN)
+    keys = _KEYED.get(place.field, "") if bracket == b"{" and not free else ""
+    # what is in an array belongs to the array's field
+    field = place.field if bracket == b"[" else b""
+    return _Place(field, free or field in _OPEN, free, keys)
 
 
 def _torn(body: bytes) -> bytes:
