@@ -2,7 +2,7 @@
 
 `<directory>/<code>/<batch>/` has a parquet file for each table of some logs, and two more:
 `logs` says which logs these are and what they looked like, `keys` has the hashes of their
-events. A log is taken from here while it is the same file of the same size and time, and the
+events. A log is taken from here while it is the same file of the same size and times, and the
 session store beside it says the same of its session. Only logs that shared no session and no
 event with others of their batch are kept, and no content ever.
 
@@ -35,7 +35,7 @@ KEPT: Final[Wanted] = {name: of for name, of in TABLES.items() if name != "event
 _WORTH: Final = 4_000_000  # bytes of logs: fewer are read again as fast
 _MOST: Final = 40  # batches
 _MONTH: Final = 30 * 86_400
-_SETTLED: Final = 10**9  # nanoseconds; a change within one tick of the clock is not seen
+_SETTLED: Final = 10**9  # nanoseconds
 _LOGS: Final = {
     "session_id": pl.String,
     "place": pl.String,
@@ -102,24 +102,19 @@ class Cache:
 
     # --- keeping --------------------------------------------------------------------------
 
-    def keep(
-        self, part: Part, files: Sequence[LogFile], stamps: Mapping[str, str], store: pl.DataFrame
-    ) -> None:
-        """Keeps what was read of these logs: their stamps are from before, the rows of their
-        session stores from then. `part` has the tables of `KEPT`.
+    def before(self, files: Sequence[LogFile]) -> pl.DataFrame:
+        """What logs that can be kept look like before they are read. Not one that is kept as it
+        is, nor one that was just written: it may change again within a tick of the clock.
         """
-        seen = pl.DataFrame(
-            [
-                (f.path, _place(f), f.layout, f.name, stamps[f.path])
-                for f in files
-                if f.path not in self._known
-                and f.path in stamps
-                and _settled(stamps[f.path])
-                and type(f) is LogFile  # and no part of a log
-            ],
-            schema={"path": pl.String, **dict.fromkeys(_SAME, pl.String)},
-            orient="row",
-        )
+        latest = time.time_ns() - _SETTLED
+        seen = _seen([f for f in files if f.path not in self._known and type(f) is LogFile])
+        changed = pl.col("stamp").str.split(" ").list.last().cast(pl.Int64)
+        return seen.filter(changed < latest)
+
+    def keep(self, part: Part, seen: pl.DataFrame, store: pl.DataFrame) -> None:
+        """Keeps what was read of logs that `before` has seen; `store` has the rows of the
+        session stores beside them, `part` the tables of `KEPT`.
+        """
         alone = part.logs.filter(
             pl.len().over("session_id") == 1, pl.col("repeats").list.len() == 0
         )
@@ -182,8 +177,13 @@ def _place(file: LogFile) -> str:
     return os.path.abspath(file.path)  # noqa: PTH100 (a thousand of them)
 
 
-def _settled(stamp: str) -> bool:
-    return time.time_ns() - int(stamp.rpartition(" ")[2]) > _SETTLED
+def _seen(files: Sequence[LogFile]) -> pl.DataFrame:
+    """path, and `_SAME`: what logs look like now."""
+    return pl.DataFrame(
+        [(f.path, _place(f), f.layout, f.name, stamp) for f in files if (stamp := f.stamp())],
+        schema={"path": pl.String, **dict.fromkeys(_SAME, pl.String)},
+        orient="row",
+    )
 
 
 def _stored(store: pl.DataFrame) -> pl.DataFrame:
@@ -194,12 +194,7 @@ def _stored(store: pl.DataFrame) -> pl.DataFrame:
 
 def _unchanged(kept: pl.DataFrame, files: Sequence[LogFile]) -> pl.DataFrame:
     """The rows of logs that are as they were, with their `path`; each log once, in order."""
-    now = pl.DataFrame(
-        [(f.path, _place(f), f.layout, f.name, stamp) for f in files if (stamp := f.stamp())],
-        schema={"path": pl.String, **dict.fromkeys(_SAME, pl.String)},
-        orient="row",
-    )
-    same = now.join(kept, on=_SAME, maintain_order="left")
+    same = _seen(files).join(kept, on=_SAME, maintain_order="left")
     stored = _stored(store_beside(same["path"])).rename({"stored": "now"})
     return (
         same.join(stored, on="session_id", how="left", maintain_order="left")

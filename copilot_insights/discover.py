@@ -35,15 +35,17 @@ class LogFile(NamedTuple):
         return _stdin() if self.path == STDIN else Path(self.path).read_bytes()
 
     def stamp(self) -> str | None:
-        """What is another when the log is: device, file, size and time of the last change;
-        none for what can't be told or is standard input.
+        """What is another when the log is: device, file, size, and when it and its mode were
+        last changed; none for what can't be told or is standard input.
         """
         try:
             at = os.stat(self.path)  # noqa: PTH116 (a thousand of them, each second)
         except OSError:
             return None
         return (
-            None if self.path == STDIN else f"{at.st_dev} {at.st_ino} {at.st_size} {at.st_mtime_ns}"
+            None
+            if self.path == STDIN
+            else f"{at.st_dev} {at.st_ino} {at.st_size} {at.st_mtime_ns} {at.st_ctime_ns}"
         )
 
     def size(self) -> int:

@@ -53,8 +53,8 @@ def load(
             places (`$COPILOT_HOME`, else `~/.copilot`).
         events: also fill the `events` table, which is as long as the logs.
         only: the tables wanted besides `sessions` (names of `schema.TABLES`), or for each
-            the columns wanted of it; the others are left empty, which saves memory on many
-            logs.
+            the columns wanted of it besides `session_id`; the others are left empty, which
+            saves memory on many logs.
         progress: called now and then with the part that is done, 0 to 1.
         cache: a directory where the tables of many logs are kept for the next time; what has
             not changed is taken from there. Made where it is not there.
@@ -65,7 +65,7 @@ def load(
     found = find([paths] if isinstance(paths, str | Path) else paths)
     columns = only if isinstance(only, Mapping) else {name: TABLES[name] for name in only or TABLES}
     wanted = {"sessions": tuple(TABLES["sessions"])} | {
-        name: tuple(of) for name, of in columns.items()
+        name: ("session_id", *of) for name, of in columns.items()
     }
     if not events:
         wanted.pop("events", None)
@@ -147,7 +147,7 @@ def _batches(files: Sequence[LogFile]) -> Iterator[list[LogFile]]:
 
 def _part(files: Sequence[LogFile], wanted: Wanted, cache: Cache | None) -> Part:
     """Some logs, read now; and kept, where there is a cache."""
-    stamps = {file.path: stamp for file in files if (stamp := file.stamp())} if cache else {}
+    seen = cache.before(files) if cache else pl.DataFrame()
     got = read(files, full="events" in wanted)
     store = store_beside(file.path for file in files)
     tables = build(got, store, KEPT if cache else wanted)
@@ -157,7 +157,7 @@ def _part(files: Sequence[LogFile], wanted: Wanted, cache: Cache | None) -> Part
     logs = got.files.select("session_id", "path", "bytes", "repeats")
     part = Part(tables, logs, keys.drop("session"))
     if cache:
-        cache.keep(part, files, stamps, store)
+        cache.keep(part, seen, store)
     return part._replace(tables=tables.only(wanted))
 
 

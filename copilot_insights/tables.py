@@ -76,15 +76,16 @@ class Tables:
 
     def by_session(self, order: pl.Series) -> "Tables":
         """Rows in this order of their sessions; as they are within each."""
-        place = pl.DataFrame({"session_id": order}).with_row_index("place")
+        places = pl.DataFrame({"session_id": order}).with_row_index("place")
         frames: dict[str, Any] = {}
         for name in TABLES:
             frame = self.table(name)
             if frame.height:
                 at = frame.select("session_id").join(
-                    place, on="session_id", how="left", maintain_order="left"
+                    places, on="session_id", how="left", maintain_order="left"
                 )["place"]
-                frame = frame if at.is_sorted() else frame[at.arg_sort()]
+                if not at.is_sorted():
+                    frame = frame.with_columns(at).sort("place", maintain_order=True).drop("place")
             frames[name] = frame
         return replace(self, **frames)
 

@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import polars as pl
@@ -29,6 +30,7 @@ def small(monkeypatch):
     """What is kept only of many megabytes is kept of everything."""
     monkeypatch.setattr(loading, "_WORTH_A_CACHE", 0)
     monkeypatch.setattr(cache, "_WORTH", 0)
+    monkeypatch.setattr(cache, "_SETTLED", -1)
 
 
 def write(path, data, at=LONG_AGO):
@@ -84,6 +86,8 @@ def test_what_has_not_changed_is_not_read_again(home, tmp_path, monkeypatch):
 
 
 def test_a_log_that_was_just_written_is_read_again(home, tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "_SETTLED", 10**8)
+    time.sleep(0.2)
     log = home / "tools-1.0.102" / "events.jsonl"
     log.touch()
     load(home, cache=tmp_path / "kept")
@@ -93,13 +97,22 @@ def test_a_log_that_was_just_written_is_read_again(home, tmp_path, monkeypatch):
 
 
 def test_columns_and_tables_that_are_not_wanted_are_kept_too(home, tmp_path):
-    narrow = {"llm_calls": ("session_id", "llm_ms")}
+    narrow = {"llm_calls": ["llm_ms"]}
     load(home, only=narrow, cache=tmp_path)
     assert same(load(home, cache=tmp_path), load(home))
     again, fresh = load(home, only=narrow, cache=tmp_path), load(home, only=narrow)
     assert again.llm_calls.equals(fresh.llm_calls)
     assert again.llm_calls.columns == ["session_id", "llm_ms"]
     assert again.tool_calls.equals(fresh.tool_calls)
+
+
+def test_a_log_whose_mode_changes_is_read_again(home, tmp_path, monkeypatch):
+    """It may be one that must not be read any more."""
+    load(home, cache=tmp_path / "kept")
+    (home / "tools-1.0.102" / "events.jsonl").chmod(0)
+    seen = reads(monkeypatch)
+    load(home, cache=tmp_path / "kept")
+    assert seen == ["tools-1.0.102"]
 
 
 def test_the_events_table_is_always_read(home, tmp_path):
@@ -253,6 +266,7 @@ RUN = """
 import sys
 from copilot_insights import cache, load, loading
 loading._WORTH_A_CACHE = cache._WORTH = 0
+cache._SETTLED = -1
 for _ in range(5):
     print(load(sys.argv[1], cache=sys.argv[2]).llm_calls.height)
 """
