@@ -24,14 +24,17 @@ if TYPE_CHECKING:
 _FORMATS: Final = {".json": "json", ".csv": "csv", ".md": "markdown", ".txt": "table"}
 _Option = typer.Option
 
+PATHS: Final = typer.Argument(
+    metavar="PATH", show_default=False, help="Logs, sessions, roots, globs or -; default: your own."
+)
+"""Which logs."""
+
 
 @dataclass(frozen=True)
 class Options:
     """What every reading command can be asked."""
 
-    paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...", show_default=False)] = (
-        None
-    )
+    paths: Annotated[list[str] | None, PATHS] = None
     format: Annotated[
         str | None,
         _Option("--format", "-f", metavar="NAME", help="table, json, csv or markdown."),

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from copilot_insights.errors import InsightsError
-from copilot_insights.options import Progress, note
+from copilot_insights.options import PATHS, Progress, note
 
 _Option = typer.Option
 _DURATION: Final = re.compile(r"([+-]?)(\d{1,5})([smhdw])")
@@ -21,9 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _redact(
-    paths: Annotated[
-        list[str] | None, typer.Argument(metavar="[PATH]...", show_default=False)
-    ] = None,
+    paths: Annotated[list[str] | None, PATHS] = None,
     *,
     output: Annotated[
         Path, _Option("--output", "-o", metavar="DIR", help="Where the copy goes; it is made.")

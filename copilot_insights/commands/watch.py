@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from copilot_insights.errors import InsightsError
-from copilot_insights.options import note
+from copilot_insights.options import PATHS, note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _watch(  # noqa: PLR0913
-    paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...")] = None,
+    paths: Annotated[list[str] | None, PATHS] = None,
     *,
     once: Annotated[bool, _Option("--once", help="Print one frame and end.")] = False,
     json: Annotated[bool, _Option("--json", help="One frame as JSON rows.")] = False,
