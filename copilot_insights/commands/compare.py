@@ -19,7 +19,9 @@ _BY: Final = ("model", "version", "branch", "repo", "agent")
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("compare")(reading(_compare))
+    app.command("compare", short_help="Two sets of sessions: what differs, or is it chance?")(
+        reading(_compare)
+    )
 
 
 def _compare(

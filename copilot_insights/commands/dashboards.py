@@ -12,7 +12,7 @@ from copilot_insights.options import make_directory, note, write_file
 
 def register(app: typer.Typer) -> None:
     """Add the command to an application."""
-    app.command()(dashboards)
+    app.command(short_help="Grafana dashboards for the exported metrics.")(dashboards)
 
 
 def dashboards(

@@ -32,10 +32,12 @@ _app = typer.Typer(
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    _app.command("otel")(reading(_otel))
-    _app.command("openmetrics")(reading(_openmetrics))
-    _app.command("parquet")(reading(_parquet))
-    _app.command("csv")(reading(_csv))
+    _app.command("otel", short_help="Send traces and metrics over OTLP.")(reading(_otel))
+    _app.command("openmetrics", short_help="Write metrics as OpenMetrics text.")(
+        reading(_openmetrics)
+    )
+    _app.command("parquet", short_help="Write every table as a Parquet file.")(reading(_parquet))
+    _app.command("csv", short_help="Write every table as a CSV file.")(reading(_csv))
     app.add_typer(_app, name="export")
 
 

@@ -17,7 +17,7 @@ _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w":
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("redact")(_redact)
+    app.command("redact", short_help="A copy of logs without content or identity.")(_redact)
 
 
 def _redact(

@@ -27,7 +27,7 @@ _Option = typer.Option
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("watch")(_watch)
+    app.command("watch", short_help="Sessions as they run: who waits, what is stuck.")(_watch)
 
 
 def _watch(  # noqa: PLR0913

@@ -35,11 +35,11 @@ def default_home() -> Path:
 
 def register(app: typer.Typer) -> None:
     """Add the runner's commands to an application."""
-    app.command("run")(run)
+    app.command("run", short_help="The agent loop on a prompt; leaves a session log.")(run)
     app.command(
         "serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
     )(serve)
-    app.command("model")(model)
+    app.command("model", short_help="Serve scripts as an OpenAI-compatible model.")(model)
 
 
 ScriptOption = Annotated[
