@@ -55,8 +55,13 @@ def store_beside(logs: Iterable[str]) -> pl.DataFrame:
     homes = {os.path.dirname(os.path.abspath(log)) for log in logs}  # noqa: PTH100, PTH120 (many)
     places = {os.path.join(home, up, _STORE) for home in homes for up in ("..", "../..")}  # noqa: PTH118
     stores = sorted({Path(place).resolve() for place in places if os.path.isfile(place)})  # noqa: PTH113
-    rows = [row for store in stores for row in _rows(store)]
-    return pl.DataFrame(rows, schema=_STORE_SCHEMA, orient="row", strict=False)
+    rows = [(*row, number) for number, store in enumerate(stores) for row in _rows(store)]
+    frame = pl.DataFrame(rows, {**_STORE_SCHEMA, "store": pl.Int64}, orient="row", strict=False)
+    if len(stores) > 1:  # the same store in two places: of a session the one that knows most
+        known = frame.group_by("session_id", "store").len().sort("len", "store")
+        most = known.unique("session_id", keep="last")
+        frame = frame.join(most, on=["session_id", "store"], how="semi", maintain_order="left")
+    return frame.drop("store")
 
 
 def _rows(store: Path) -> list[tuple[object, ...]]:

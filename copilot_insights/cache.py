@@ -1,17 +1,19 @@
 """Tables of logs that were read before, kept on disk: only what has changed is read again.
 
-`<directory>/<code>/<batch>/` has a parquet file for each table of some logs, and two more:
-`logs` says which logs these are and what they looked like, `keys` has the hashes of their
-events. A log is taken from here while it is the same file of the same size and times, and the
-session store beside it says the same of its session. Only logs that shared no session and no
-event with others of their batch are kept, and no content ever.
+`<directory>/tables-<code>/<batch>/` has a parquet file for each table of some logs, and three
+more: `logs` says which logs these are and what they looked like, `keys` has the hashes of their
+events, `sums` the check sums of all files. A log is taken from here while it is the same file
+of the same size and times, and the session stores say the same of its session. Only whole logs
+that shared no session and no event with others of their batch are kept, and no content ever.
 
 A batch is written under another name and then renamed, so it is there whole or not at all.
-What can't be read, or is gone meanwhile, is the same as nothing kept; other code of this
-package, or another polars, has a directory of its own.
+What is damaged, or gone meanwhile, is the same as nothing kept; other code of this package, or
+another polars, has a directory of its own. Nothing is removed but what was made here.
 """
 
 import os
+import platform
+import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +23,9 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
+from zlib import crc32
 
+import msgspec
 import polars as pl
 
 from copilot_insights.accounting import store_beside
@@ -34,7 +38,7 @@ KEPT: Final[Wanted] = {name: of for name, of in TABLES.items() if name != "event
 
 _WORTH: Final = 4_000_000  # bytes of logs: fewer are read again as fast
 _MOST: Final = 40  # batches
-_MONTH: Final = 30 * 86_400
+_DAY: Final = 86_400
 _SETTLED: Final = 10**9  # nanoseconds
 _LOGS: Final = {
     "session_id": pl.String,
@@ -45,12 +49,22 @@ _LOGS: Final = {
     "stored": pl.UInt64,
 }
 _SAME: Final = ["place", "layout", "name", "stamp"]
-_UNREADABLE: Final = (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException)
+_OURS: Final = re.compile(r"tables-[0-9a-f]{16}")
+# a path that polars can't take is a TypeError or a UnicodeError
+_TROUBLES: Final = (
+    OSError,
+    TypeError,
+    ValueError,
+    msgspec.DecodeError,
+    pl.exceptions.PolarsError,
+    pl.exceptions.PanicException,
+)
 
 
 class Part(NamedTuple):
-    """What some logs gave: their tables; of each log session_id, path, bytes and repeats
-    (see `reader.Read`); of each session session_id and `keys`, the hashes of its events.
+    """What some logs gave: their tables; of each log session_id, path, bytes, whole and
+    repeats (see `reader.Read`); of each session session_id and `keys`, the hashes of its
+    events.
     """
 
     tables: Tables
@@ -58,11 +72,13 @@ class Part(NamedTuple):
     keys: pl.DataFrame
 
 
-def default_directory() -> Path:
-    """Where the command line keeps tables: the user's cache directory."""
+def default_directory() -> Path | None:
+    """Where the command line keeps tables: the user's cache directory, if there is one."""
     from platformdirs import user_cache_path  # noqa: PLC0415
 
-    return user_cache_path("copilot-insights", appauthor=False)
+    with suppress(RuntimeError):  # a user without a home
+        return user_cache_path("copilot-insights", appauthor=False)
+    return None
 
 
 class Cache:
@@ -70,35 +86,39 @@ class Cache:
 
     def __init__(self, directory: Path) -> None:
         self._root = directory
-        self._here = directory / _code()
+        self._here = directory / f"tables-{_code()}"
         self._known = frozenset[str]()
 
     # --- taking ---------------------------------------------------------------------------
 
     def take(
-        self, files: Sequence[LogFile], wanted: Wanted
+        self, files: Sequence[LogFile], wanted: Wanted, store: pl.DataFrame
     ) -> tuple[list[Part], Sequence[LogFile]]:
-        """What is kept of these logs, and the logs that are to be read."""
+        """What is kept of these logs, and the logs that are to be read. `store` has the rows
+        of the session stores beside all of them.
+        """
         try:
-            kept = self._logs()
-            live = _unchanged(kept, files)
+            kept = self._logs([name for name in KEPT if name in wanted])
+            live = _unchanged(kept, files, store)
+            self._known = frozenset(live["path"])
             apart = _apart(live)
             if not apart.height:
                 return [], files
             part = _without(_part(kept, apart, wanted))
-        except _UNREADABLE:  # damaged, or another process put it together just now
-            rmtree(self._here, ignore_errors=True)
+            os.utime(self._here)  # it is in use
+        except _TROUBLES:  # another process put batches together just now
+            self._known = frozenset()
             return [], files
-        self._known = frozenset(live["path"])
         there = set(part.logs["path"])
         return [part], [file for file in files if file.path not in there]
 
-    def _logs(self) -> pl.DataFrame:
-        """`_LOGS` of every batch, and the `batch`."""
-        found = sorted(self._here.glob("[!.]*/logs"))
-        if not found:
+    def _logs(self, names: Collection[str] = tuple(KEPT)) -> pl.DataFrame:
+        """`_LOGS` of every batch that is sound, and the `batch`."""
+        batches = sorted(path.parent for path in self._here.glob("[!.]*/sums"))
+        sound = [batch / "logs" for batch in batches if _is_sound(batch, names)]
+        if not sound:
             return pl.DataFrame(schema={**_LOGS, "batch": pl.String})
-        return _scan(found).collect().with_columns(pl.col("batch").str.head(-len("/logs")))
+        return _scan(sound).collect().with_columns(pl.col("batch").str.head(-len("/logs")))
 
     # --- keeping --------------------------------------------------------------------------
 
@@ -112,11 +132,15 @@ class Cache:
         return seen.filter(changed < latest)
 
     def keep(self, part: Part, seen: pl.DataFrame, store: pl.DataFrame) -> None:
-        """Keeps what was read of logs that `before` has seen; `store` has the rows of the
-        session stores beside them, `part` the tables of `KEPT`.
+        """Keeps what was read of logs that `before` has seen; `store` is as in `take`, `part`
+        has the tables of `KEPT`.
+
+        A log that does not end with a newline is being written, and a watcher reads less of it.
         """
         alone = part.logs.filter(
-            pl.len().over("session_id") == 1, pl.col("repeats").list.len() == 0
+            pl.col("whole"),
+            pl.len().over("session_id") == 1,
+            pl.col("repeats").list.len() == 0,
         )
         logs = alone.join(seen, on="path").join(_stored(store), on="session_id", how="left")
         if not logs.height or logs["bytes"].sum() < _WORTH:
@@ -130,41 +154,69 @@ class Cache:
 
     def _write(self, frames: Mapping[str, pl.DataFrame]) -> None:
         draft = self._here / f".{uuid4().hex}"
-        with suppress(*_UNREADABLE):
-            draft.mkdir(parents=True, mode=0o700)
+        with suppress(*_TROUBLES):
+            self._root.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (self._root, self._here, draft):
+                folder.mkdir(mode=0o700, exist_ok=True)
             for name, frame in frames.items():
                 frame.write_parquet(draft / name, statistics=False)
+            sums = {name: crc32((draft / name).read_bytes()) for name in frames}
+            (draft / "sums").write_bytes(msgspec.json.encode(sums))
             draft.rename(self._here / uuid4().hex)
         rmtree(draft, ignore_errors=True)
 
     def tidy(self) -> None:
-        """Puts small batches together when there are many, without the logs that have
-        changed since, and removes what other code left here a month ago.
+        """Removes batches of which nothing would be taken, and what other code left here a
+        month ago; puts small batches together when there are many.
         """
-        with suppress(*_UNREADABLE):
+        with suppress(*_TROUBLES):
             kept = self._logs()
-            if kept["batch"].n_unique() > _MOST:
-                self._merge(kept.join(_smallest(kept), on="batch", maintain_order="left"))
+            files = [LogFile(*row) for row in kept.select("place", "layout", "name").iter_rows()]
+            live = _unchanged(kept, files, store_beside(kept["place"]))
+            used = {Path(batch).name for batch in live["batch"].unique()}
+            for batch in self._here.iterdir():
+                draft = batch.name.startswith(".") and _age(batch) < _DAY
+                if batch.name not in used and not draft:
+                    rmtree(batch, ignore_errors=True)
+            if len(used) > _MOST:
+                self._merge(kept, live.join(_smallest(live), on="batch", maintain_order="left"))
             for other in self._root.iterdir():
-                if other != self._here and time.time() - other.stat().st_mtime > _MONTH:
+                ours = _OURS.fullmatch(other.name) and not other.is_symlink()
+                if ours and other != self._here and _age(other) > 30 * _DAY:
                     rmtree(other, ignore_errors=True)
 
-    def _merge(self, kept: pl.DataFrame) -> None:
-        files = [LogFile(*row) for row in kept.select("place", "layout", "name").iter_rows()]
-        live = _unchanged(kept, files)
+    def _merge(self, kept: pl.DataFrame, live: pl.DataFrame) -> None:
         if live.height:
             part = _part(kept, live, KEPT)
             tables = {name: part.tables.table(name) for name in KEPT}
             self._write({**tables, "keys": part.keys, "logs": live.select(_LOGS.keys())})
-        for batch in kept["batch"].unique():
+        for batch in live["batch"].unique():
             rmtree(batch, ignore_errors=True)
 
 
-def _smallest(kept: pl.DataFrame) -> pl.DataFrame:
+def _age(path: Path) -> float:
+    return time.time() - path.stat().st_mtime
+
+
+def _is_sound(batch: Path, names: Collection[str]) -> bool:
+    """Whether these tables of a batch are what was written. One that is not is removed."""
+    try:
+        sums = msgspec.json.decode((batch / "sums").read_bytes(), type=dict[str, int])
+        sound = all(
+            crc32((batch / name).read_bytes()) == sums[name] for name in (*names, "keys", "logs")
+        )
+    except (OSError, KeyError, msgspec.DecodeError, UnicodeError):
+        sound = False
+    if not sound:
+        rmtree(batch, ignore_errors=True)
+    return sound
+
+
+def _smallest(live: pl.DataFrame) -> pl.DataFrame:
     """The `batch` of half of `_MOST` small ones, of which no two have the same session: one
     batch could not tell their rows apart.
     """
-    of = kept.group_by("batch").agg("session_id", logs=pl.len()).sort("logs", "batch")
+    of = live.group_by("batch").agg("session_id", logs=pl.len()).sort("logs", "batch")
     chosen, sessions = list[str](), set[str]()
     for batch, names, _ in of.iter_rows():
         if len(chosen) < _MOST // 2 and sessions.isdisjoint(names):
@@ -192,12 +244,13 @@ def _stored(store: pl.DataFrame) -> pl.DataFrame:
     return rows.group_by("session_id").agg(pl.col("stored").sum())  # it may overflow
 
 
-def _unchanged(kept: pl.DataFrame, files: Sequence[LogFile]) -> pl.DataFrame:
+def _unchanged(kept: pl.DataFrame, files: Sequence[LogFile], store: pl.DataFrame) -> pl.DataFrame:
     """The rows of logs that are as they were, with their `path`; each log once, in order."""
-    same = _seen(files).join(kept, on=_SAME, maintain_order="left")
-    stored = _stored(store_beside(same["path"])).rename({"stored": "now"})
+    stored = _stored(store).rename({"stored": "now"})
     return (
-        same.join(stored, on="session_id", how="left", maintain_order="left")
+        _seen(files)
+        .join(kept, on=_SAME, maintain_order="left")
+        .join(stored, on="session_id", how="left", maintain_order="left")
         .filter(pl.col("stored").eq_missing(pl.col("now")))
         .unique("path", keep="first", maintain_order=True)
     )
@@ -233,8 +286,7 @@ def _part(kept: pl.DataFrame, live: pl.DataFrame, wanted: Wanted) -> Part:
     )
 
     def table(name: str, columns: Collection[str]) -> pl.DataFrame:
-        paths = [Path(batch) / name for batch in batches]
-        frame = _scan(paths)
+        frame = _scan([Path(batch) / name for batch in batches])
         if gone.height:
             frame = frame.with_columns(pl.col("batch").str.head(-len(name) - 1)).join(
                 gone.lazy(), on=["batch", "session_id"], how="anti", maintain_order="left"
@@ -247,7 +299,13 @@ def _part(kept: pl.DataFrame, live: pl.DataFrame, wanted: Wanted) -> Part:
         else pl.DataFrame(schema=TABLES[name])
         for name in TABLES
     }
-    logs = live.select("session_id", "path", bytes=None, repeats=pl.lit([], pl.List(pl.String)))
+    logs = live.select(
+        "session_id",
+        "path",
+        bytes=None,
+        whole=pl.lit(value=True),
+        repeats=pl.lit([], pl.List(pl.String)),
+    )
     if "path" in frames["sessions"].columns:  # a log may be found another way each time
         paths = logs.select("session_id", "path")
         frames["sessions"] = frames["sessions"].update(paths, on="session_id")
@@ -262,7 +320,7 @@ def _scan(paths: list[Path]) -> pl.LazyFrame:
 @cache
 def _code() -> str:
     """A name for the code that makes tables: another one, and they may be others."""
-    code = blake2b(pl.__version__.encode(), digest_size=8)
+    code = blake2b(f"{pl.__version__} {platform.machine()}".encode(), digest_size=8)
     for path in sorted(Path(__file__).parent.glob("*.py")):
         code.update(path.read_bytes())
     return code.hexdigest()

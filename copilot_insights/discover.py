@@ -102,6 +102,11 @@ def find(paths: Sequence[str | Path] = ()) -> Found:
         matches = _expand(text) if named else [Path(text)]
         for match in matches:
             for file in _look(match, problems):
+                try:
+                    file.path.encode()
+                except UnicodeEncodeError:
+                    problems.append(f"cannot read {file.path!a}: its name is not UTF-8")
+                    continue
                 found.setdefault(os.path.realpath(file.path), file)
     if not found:
         hint = (

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from typing import Final
+from typing import Final, NamedTuple
 
 import polars as pl
 
@@ -86,18 +86,42 @@ def load_files(
     files = _side_by_side(files)
     if "events" in wanted or sum(file.size() for file in files) < _WORTH_A_CACHE:
         cache = None
-    kept, rest = cache.take(files, wanted) if cache else ([], files)
+    store = store_beside(file.path for file in files)
+    kept, rest = cache.take(files, wanted, store) if cache else ([], files)
     with _collector_off():
-        parts = kept if kept and not rest else [*kept, *_read(rest, wanted, progress, cache)]
-        parts = _settle_overlaps(parts, files, wanted)
+        reader = _Reader(wanted, store, cache)
+        parts = kept if kept and not rest else [*kept, *_read(rest, reader, progress)]
+        parts = _settle_overlaps(parts, files, reader)
     if cache and rest:
         cache.tidy()
     return _in_order(parts, files)
 
 
-def _read(
-    files: Sequence[LogFile], wanted: Wanted, progress: Progress | None, cache: Cache | None
-) -> list[Part]:
+class _Reader(NamedTuple):
+    """Reads some logs: the tables that are wanted, the rows of the session stores beside all
+    logs, and where to keep tables.
+    """
+
+    wanted: Wanted
+    store: pl.DataFrame
+    cache: Cache | None
+
+    def part(self, files: Sequence[LogFile]) -> Part:
+        """Some logs, read now; and kept, where there is a cache."""
+        seen = self.cache.before(files) if self.cache else pl.DataFrame()
+        got = read(files, full="events" in self.wanted)
+        tables = build(got, self.store, KEPT if self.cache else self.wanted)
+        keys = got.events.base.group_by("session", maintain_order=True).agg(
+            pl.col("session_id").first(), keys=pl.col("key").drop_nulls()
+        )
+        logs = got.files.select("session_id", "path", "bytes", "whole", "repeats")
+        part = Part(tables, logs, keys.drop("session"))
+        if self.cache:
+            self.cache.keep(part, seen, self.store)
+        return part._replace(tables=tables.only(self.wanted))
+
+
+def _read(files: Sequence[LogFile], reader: _Reader, progress: Progress | None) -> list[Part]:
     """Reads logs in batches, which processes share."""
     jobs = list(_batches(files))
     # standard input is only open to this process, which works from the front
@@ -106,7 +130,7 @@ def _read(
     todo, done = deque(enumerate(jobs)), dict[int, Part]()
     workers = min((os.cpu_count() or 1) - 1, sum(sizes) // _WORTH_A_PROCESS, _MOST_WORKERS)
     threads = [
-        Thread(target=_delegate, args=(todo, done, wanted, cache), daemon=True)
+        Thread(target=_delegate, args=(todo, done, reader), daemon=True)
         for _ in range(min(workers, len(jobs) - 1))
     ]
     for thread in threads:
@@ -115,7 +139,7 @@ def _read(
         while todo:
             with suppress(IndexError):  # a worker was faster
                 number, job = todo.popleft()
-                done[number] = _part(job, wanted, cache)
+                done[number] = reader.part(job)
             if progress:
                 progress(sum(sizes[n] for n in list(done)) / (sum(sizes) or 1))
         while threads:  # should one have failed, its job is to do again
@@ -145,23 +169,7 @@ def _batches(files: Sequence[LogFile]) -> Iterator[list[LogFile]]:
         yield batch
 
 
-def _part(files: Sequence[LogFile], wanted: Wanted, cache: Cache | None) -> Part:
-    """Some logs, read now; and kept, where there is a cache."""
-    seen = cache.before(files) if cache else pl.DataFrame()
-    got = read(files, full="events" in wanted)
-    store = store_beside(file.path for file in files)
-    tables = build(got, store, KEPT if cache else wanted)
-    keys = got.events.base.group_by("session", maintain_order=True).agg(
-        pl.col("session_id").first(), keys=pl.col("key").drop_nulls()
-    )
-    logs = got.files.select("session_id", "path", "bytes", "repeats")
-    part = Part(tables, logs, keys.drop("session"))
-    if cache:
-        cache.keep(part, seen, store)
-    return part._replace(tables=tables.only(wanted))
-
-
-def _settle_overlaps(parts: list[Part], files: Sequence[LogFile], wanted: Wanted) -> list[Part]:
+def _settle_overlaps(parts: list[Part], files: Sequence[LogFile], reader: _Reader) -> list[Part]:
     """Reads logs again, together, that share a session or events with another part."""
     if len(parts) == 1:
         return parts
@@ -177,7 +185,7 @@ def _settle_overlaps(parts: list[Part], files: Sequence[LogFile], wanted: Wanted
     if not mixed:
         return parts
     paths = _together(named, mixed)
-    again = _part([file for file in files if file.path in paths], wanted, None)
+    again = reader._replace(cache=None).part([file for file in files if file.path in paths])
     gone = set(named.filter(pl.col("path").is_in(list(paths)))["session_id"])
     return [*(part._replace(tables=part.tables.without(gone)) for part in parts), again]
 
@@ -222,10 +230,7 @@ def _collector_off() -> Iterator[None]:
 
 
 def _delegate(
-    todo: deque[tuple[int, list[LogFile]]],
-    done: dict[int, Part],
-    wanted: Wanted,
-    cache: Cache | None,
+    todo: deque[tuple[int, list[LogFile]]], done: dict[int, Part], reader: _Reader
 ) -> None:
     """Has a further process do jobs from the end of `todo`, as long as there are any.
 
@@ -242,10 +247,13 @@ def _delegate(
         assert process.stdin  # noqa: S101 (for the type checker)
         assert process.stdout  # noqa: S101
         with suppress(IndexError):
+            said = pickle.dumps(reader)
             while True:
                 number, job = todo.pop()
                 try:
-                    pickle.dump((job, wanted, cache), process.stdin)
+                    process.stdin.write(said)
+                    said = b""  # once
+                    pickle.dump(job, process.stdin)
                     process.stdin.flush()
                     done[number] = pickle.load(process.stdout)  # noqa: S301 (from ourselves)
                 except (OSError, EOFError, pickle.UnpicklingError):
@@ -258,7 +266,8 @@ def _delegate(
 def work() -> None:
     """What a further process does: logs from standard input, tables to standard output."""
     with _collector_off(), suppress(EOFError):
+        reader = pickle.load(sys.stdin.buffer)  # noqa: S301 (from ourselves)
         while True:
-            job = pickle.load(sys.stdin.buffer)  # noqa: S301 (from ourselves)
-            pickle.dump(_part(*job), sys.stdout.buffer, protocol=5)
+            job = pickle.load(sys.stdin.buffer)  # noqa: S301
+            pickle.dump(reader.part(job), sys.stdout.buffer, protocol=5)
             sys.stdout.buffer.flush()

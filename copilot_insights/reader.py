@@ -66,9 +66,10 @@ def _none_of(name: str) -> pl.DataFrame:
 class Read(NamedTuple):
     """Some logs, read.
 
-    files: a row per log: session_id, path, layout, bytes, non_empty, rejected, duplicates,
-        the paths of logs that it repeats events of (`repeats`), and what its own
-        `session.start` says, which a fork shares with its original.
+    files: a row per log: session_id, path, layout, bytes, whether it ends with a newline
+        (`whole`), non_empty, rejected, duplicates, the paths of logs that it repeats events
+        of (`repeats`), and what its own `session.start` says, which a fork shares with its
+        original.
     rejected: a row per line that is no event: session_id, path, line, offset, reason.
     problems: a line per log that could not be read.
     """
@@ -91,6 +92,7 @@ class _Log(NamedTuple):
 
     file: LogFile
     size: int
+    whole: bool
     events: int
     rejected: list[Rejected]
     stated: str | None
@@ -119,7 +121,7 @@ def read(files: Sequence[LogFile], *, full: bool = False) -> Read:
             problems.append(f"cannot read {file.path}: {error.strerror}")
             continue
         decoded = decode(data)
-        logs.append(_log(file, len(data), decoded))
+        logs.append(_log(file, data, decoded))
         chunks.add(len(logs) - 1, decoded)
     base, payloads = chunks.frames()
     if _overlap(base, logs):
@@ -138,7 +140,7 @@ def read(files: Sequence[LogFile], *, full: bool = False) -> Read:
     )
 
 
-def _log(file: LogFile, size: int, decoded: Decoded) -> _Log:
+def _log(file: LogFile, data: bytes, decoded: Decoded) -> _Log:
     events = decoded.events
     start = next((e for e in events if type(e) is _START), None)
     if start and (said := start.data).sessionId:  # type: ignore[attr-defined]
@@ -146,7 +148,8 @@ def _log(file: LogFile, size: int, decoded: Decoded) -> _Log:
     else:
         last = next((e for e in reversed(events) if isinstance(e, StreamResult)), None)
         stated, started = last.session_id if last else None, "~"
-    return _Log(file, size, len(events), decoded.rejected, stated, started, start)
+    whole = data.endswith(b"\n")
+    return _Log(file, len(data), whole, len(events), decoded.rejected, stated, started, start)
 
 
 class _Chunks:
@@ -305,6 +308,7 @@ _FILES: Final[dict[str, Any]] = {
     "path": pl.String,
     "layout": pl.String,
     "bytes": pl.Int64,
+    "whole": pl.Boolean,
     "non_empty": pl.Int64,
     "rejected": pl.Int64,
     "duplicates": pl.Int64,
@@ -319,6 +323,7 @@ def _files(logs: list[_Log], ids: list[str]) -> pl.DataFrame:
             log.file.path,
             log.file.layout,
             log.size,
+            log.whole,
             log.events + len(log.rejected),
             len(log.rejected),
             log.duplicates,

@@ -71,7 +71,8 @@ def test_what_has_not_changed_is_not_read_again(home, tmp_path, monkeypatch):
     assert same(load(home, cache=kept), fresh)
     assert seen == []
     log = home / "tools-1.0.102" / "events.jsonl"
-    write(log, log.read_bytes()[:-200], LONG_AGO + 1)
+    data = log.read_bytes()
+    write(log, data[: data.rfind(b"\n", 0, -1) + 1], LONG_AGO + 1)
     assert same(load(home, cache=kept), load(home))
     assert seen[0] == "tools-1.0.102"
     seen.clear()
@@ -206,8 +207,25 @@ def test_the_session_store_is_looked_at_again(tmp_path, monkeypatch):
         assert seen == []
 
 
-@pytest.mark.parametrize("name", [*KEPT, "logs", "keys"])
-@pytest.mark.parametrize("damage", [b"", b"PAR1", b"\0" * 4000, "cut", "gone"])
+def test_a_session_store_in_two_places_counts_once(tmp_path):
+    source = ROOT / "tests" / "data" / "real_logs" / "1.0.102"
+    for root, name in (("one", "hello"), ("two", "tools")):
+        log = tmp_path / root / "session-state" / name / "events.jsonl"
+        write(log, (source / name / "events.jsonl").read_bytes())
+        shutil.copy(source / "session-store.db", tmp_path / root)
+    roots = [tmp_path / "one", tmp_path / "two"]
+    one = load(roots[0]).usage.filter(source="store")
+    assert one.height
+    fresh = load(roots)
+    assert fresh.usage.filter(source="store", session_id=one["session_id"][0]).equals(one)
+    for _ in range(2):
+        assert same(load(roots, cache=tmp_path / "kept"), fresh)
+    os.utime(tmp_path / "two" / "session-state" / "tools" / "events.jsonl", (1, 1))
+    assert same(load(roots, cache=tmp_path / "kept"), fresh)
+
+
+@pytest.mark.parametrize("name", [*KEPT, "logs", "keys", "sums"])
+@pytest.mark.parametrize("damage", [b"", b"PAR1", b"\0" * 4000, "cut", "gone", "bit"])
 def test_a_damaged_cache_is_none_and_made_anew(home, tmp_path, monkeypatch, name, damage):
     fresh, kept = load(home), tmp_path / "kept"
     load(home, cache=kept)
@@ -217,6 +235,10 @@ def test_a_damaged_cache_is_none_and_made_anew(home, tmp_path, monkeypatch, name
             path.unlink()
         case "cut":
             path.write_bytes(path.read_bytes()[:-40])
+        case "bit":
+            data = bytearray(path.read_bytes())
+            data[len(data) // 3] ^= 1
+            path.write_bytes(data)
         case _:
             path.write_bytes(damage)
     assert same(load(home, cache=kept), fresh)
@@ -242,24 +264,50 @@ def test_it_is_private_and_holds_no_content(home, tmp_path):
     assert batches
     for batch in batches:
         assert stat.S_IMODE(batch.stat().st_mode) == 0o700
-        for path in batch.iterdir():
+        for path in set(batch.iterdir()) - {batch / "sums"}:
             for column in pl.read_parquet(path).iter_columns():
                 assert secret not in str(column.to_list())
 
 
-def test_other_code_keeps_its_own(home, tmp_path, monkeypatch):
-    kept = tmp_path / "kept"
+def test_other_code_keeps_its_own_and_nothing_else_is_removed(home, monkeypatch):
+    kept = home  # the worst place for it
     load(home, cache=kept)
-    monkeypatch.setattr(cache, "_code", lambda: "other")
+    monkeypatch.setattr(cache, "_code", lambda: "0" * 16)
     seen = reads(monkeypatch)
     load(home, cache=kept)
     assert len(seen) == len(SAMPLES)
-    old = next(path for path in kept.iterdir() if path.name != "other")
-    os.utime(old, (LONG_AGO, LONG_AGO))
-    (home / "new").mkdir()
-    write(home / "new" / "events.jsonl", b'{"type":"abort","data":{}}')
+    [old] = [p for p in kept.glob("tables-*") if p.name != "tables-" + "0" * 16]
+    (kept / "tables-of-mine").mkdir()
+    (kept / ("tables-" + "1" * 16)).symlink_to(home / "tools-1.0.102")
+    for path in (old, *home.iterdir()):
+        os.utime(path, (LONG_AGO, LONG_AGO))
+    before = {path.name for path in home.iterdir()}
+    write(home / "tools-1.0.102" / "events.jsonl", b'{"type":"abort","data":{}}\n')
     load(home, cache=kept)
-    assert [path.name for path in kept.iterdir()] == ["other"]
+    assert {path.name for path in home.iterdir()} == before - {old.name}
+    assert (home / "tools-1.0.102" / "events.jsonl").exists()
+
+
+def test_copies_in_two_places_are_not_kept_again_and_again(home, tmp_path):
+    twin, kept = tmp_path / "twin", tmp_path / "kept"
+    shutil.copytree(home, twin)
+    for root in (home, twin):
+        load(root, cache=kept)
+    for _ in range(3):
+        assert same(load([home, twin], cache=kept), load([home, twin]))
+        assert len(list(kept.glob("*/*"))) == 2
+
+
+def test_what_a_killed_process_left_is_removed(home, tmp_path):
+    load(home, cache=tmp_path / "kept")
+    [code] = (tmp_path / "kept").iterdir()
+    for name, at in ((".old", LONG_AGO), (".new", time.time())):
+        (code / name).mkdir()
+        os.utime(code / name, (at, at))
+    (home / "tools-1.0.102" / "events.jsonl").unlink()
+    write(home / "more" / "events.jsonl", b'{"type":"abort","data":{}}\n')
+    load(home, cache=tmp_path / "kept")
+    assert [path.name for path in code.glob(".*")] == [".new"]
 
 
 RUN = """
@@ -295,15 +343,36 @@ def test_a_watcher_takes_what_is_kept_and_keeps_no_part_of_a_log(home, tmp_path,
     kept, wanted = tmp_path / "kept", {"sessions": tuple(TABLES["sessions"])}
     log = home / "tools-1.0.102" / "events.jsonl"
     write(log, log.read_bytes() + b'{"type":"torn')
-    assert Follower([home], wanted=wanted, cache=Cache(kept)).poll().tables.sessions.height
+    first = Follower([home], wanted=wanted, cache=Cache(kept)).poll().tables
     assert not kept.exists()
-    fresh = load(home, cache=kept)
-    assert fresh.sessions["rejected_lines"].sum() == 1
+    assert load(home, cache=kept).sessions["rejected_lines"].sum() == 1
     seen = reads(monkeypatch)
     follower = Follower([home], wanted=wanted, eager=True, cache=Cache(kept))
-    assert follower.poll().tables.sessions.equals(fresh.sessions)
-    assert seen == []
+    again = follower.poll().tables
+    assert again.sessions.equals(first.sessions)
+    assert again.sessions["rejected_lines"].sum() == 0
+    assert seen == ["tools-1.0.102"]  # it may still be written
+    seen.clear()
     write(log, log.read_bytes() + b'":1}\n', LONG_AGO + 1)
     [events] = follower.poll().tables.sessions["events"]
     assert events == load(log).sessions["events"][0]
     assert seen[:1] == ["tools-1.0.102"]
+
+
+def test_without_a_home_nothing_is_kept(cli, home, monkeypatch):
+    def homeless(*_, **__):
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.setattr("platformdirs.user_cache_path", homeless)
+    assert cli("sessions", home)[0] == 0
+    assert cli("watch", home, "--once")[0] == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes only there")
+def test_paths_that_are_no_text(cli, home, tmp_path):
+    odd = tmp_path / os.fsdecode(b"n\xff")
+    assert same(load(home, cache=odd), load(home))
+    write(home / os.fsdecode(b"n\xff") / "events.jsonl", b'{"type":"abort","data":{}}\n')
+    code, _, err = cli("sessions", home)
+    assert code == 0
+    assert "its name is not UTF-8" in err

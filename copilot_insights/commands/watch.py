@@ -129,7 +129,8 @@ class _View:
         from copilot_insights.cache import Cache, default_directory  # noqa: PLC0415
         from copilot_insights.follow import Follower  # noqa: PLC0415
 
-        return Follower(paths, wanted=self._wanted, cache=Cache(default_directory()))
+        place = default_directory()
+        return Follower(paths, wanted=self._wanted, cache=Cache(place) if place else None)
 
     def look(self, paths: list[str]) -> None:
         """One look at all logs."""
