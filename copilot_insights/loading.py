@@ -186,8 +186,13 @@ def _settle_overlaps(parts: list[Part], files: Sequence[LogFile], reader: _Reade
         return parts
     paths = _together(named, mixed)
     again = reader._replace(cache=None).part([file for file in files if file.path in paths])
-    gone = set(named.filter(pl.col("path").is_in(list(paths)))["session_id"])
-    return [*(part._replace(tables=part.tables.without(gone)) for part in parts), again]
+    read_again = pl.col("path").is_in(list(paths))
+    gone = set(named.filter(read_again)["session_id"])
+    left = [
+        part._replace(tables=part.tables.without(gone), logs=part.logs.filter(~read_again))
+        for part in parts
+    ]
+    return [*left, again]
 
 
 def _together(named: pl.DataFrame, mixed: Collection[str]) -> set[str]:

@@ -128,46 +128,51 @@ def test_little_is_read_anew_and_not_kept(home, tmp_path, monkeypatch):
 
 
 CHANGES = st.tuples(
-    st.sampled_from(["grow", "cut", "replace", "remove", "copy", "fork", "load", "part"]),
+    st.sampled_from(["grow", "cut", "replace", "remove", "copy", "fork", "stream", "load", "part"]),
     st.integers(0, len(SAMPLES) - 1),
     st.integers(0, 400),
 )
 
 
+def change(home, what, which, size, at):
+    """Changes a log, or makes another out of it."""
+    log, data = home / SAMPLES[which].parent.name / "events.jsonl", SAMPLES[which].read_bytes()
+    match what:
+        case "grow":
+            write(log, (log.read_bytes() if log.exists() else b"") + data[: size * 10], at)
+        case "cut":
+            write(log, data[: -size - 1], at)
+        case "replace":
+            write(log, SAMPLES[size % len(SAMPLES)].read_bytes(), at)
+        case "remove":
+            log.unlink(missing_ok=True)
+        case "copy":
+            write(home / f"copy-{which}" / "events.jsonl", data, at)
+        case "fork":
+            own = b'{"type":"user.message","id":"own-%d","data":{}}\n' % at
+            write(home / f"fork-{which}" / "events.jsonl", data + own, at)
+        case "stream":  # saved, and cut on both sides: it does not say its session
+            lines = data.splitlines(keepends=True)[3 + size % 3 : 9]
+            write(home / f"stream-{which}.jsonl", b"".join(lines), at)
+    return log
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(changes=st.lists(CHANGES, min_size=1, max_size=8))
-def test_it_is_always_what_a_fresh_read_gives(tmp_path_factory, monkeypatch, changes):
+@given(st.lists(CHANGES, min_size=1, max_size=8), st.sampled_from([30_000, 100_000, 2**24]))
+def test_it_is_always_what_a_fresh_read_gives(tmp_path_factory, monkeypatch, changes, batch):
     monkeypatch.setattr(cache, "_MOST", 3)
+    monkeypatch.setattr(loading, "_BATCH", batch)
     tmp_path = tmp_path_factory.mktemp("law")
     home, kept = tmp_path / "home", tmp_path / "kept"
     for path in SAMPLES:
         write(home / path.parent.name / "events.jsonl", path.read_bytes())
     load(home, cache=kept)
-    for number, (what, which, size) in enumerate(changes):
-        log = home / SAMPLES[which].parent.name / "events.jsonl"
-        data, at = SAMPLES[which].read_bytes(), LONG_AGO + 1 + number
-        match what:
-            case "grow":
-                more = data[: size * 10]
-                write(log, (log.read_bytes() if log.exists() else b"") + more, at)
-            case "cut":
-                write(log, data[: -size - 1], at)
-            case "replace":
-                write(log, SAMPLES[size % len(SAMPLES)].read_bytes(), at)
-            case "remove":
-                log.unlink(missing_ok=True)
-            case "copy":
-                write(home / f"copy-{which}" / "events.jsonl", data, at)
-            case "fork":
-                first, rest = data.split(b"\n", 1)
-                own = b'{"type":"user.message","id":"own-%d","data":{}}\n' % number
-                write(home / f"fork-{which}" / "events.jsonl", first + b"\n" + rest + own, at)
-            case "part" if log.exists():
-                assert same(load(log, cache=kept), load(log))
-            case _:
-                assert same(load(home, cache=kept), load(home))
-    assert same(load(home, cache=kept), load(home))
-    assert same(load(home, cache=kept), load(home))
+    for number, (what, which, size) in enumerate([*changes, ("load", 0, 0), ("load", 0, 0)]):
+        log = change(home, what, which, size, LONG_AGO + 1 + number)
+        if what == "part" and log.exists():
+            assert same(load(log, cache=kept), load(log))
+        elif what == "load":
+            assert same(load(home, cache=kept), load(home))
 
 
 def test_many_small_batches_become_one(home, tmp_path, monkeypatch):

@@ -406,18 +406,27 @@ def test_real_logs_in_batches_and_processes(python, monkeypatch):
     assert_together_is_apart(load(paths, events=True), apart)
 
 
-def test_a_fork_is_read_again_with_its_original(tmp_path, monkeypatch):
-    """… when it must be, because another log of their batch has a copy in a further one."""
+@pytest.mark.parametrize(
+    ("names", "first"),
+    [("hello hello-fork tools-copy tools", 3), ("hello-fork tools-copy hello", 2)],
+)
+def test_a_fork_is_read_again_with_its_original(names, first, tmp_path, monkeypatch):
+    """… when it must be, because another log of their batch has a copy in a further one, or
+    because its original is in a further one.
+    """
     source = {path.parts[-2]: path.read_bytes() for path in SMALL if path.parts[-3] == "1.0.102"}
-    start, rest = source["hello"].split(b"\n", 1)
     own = b'{"type":"user.message","id":"its-own","data":{}}\n'
-    logs = {"a": source["hello"], "b-fork": start + b"\n" + rest + own,
-            "c-copy": source["tools"], "d": source["tools"]}  # fmt: skip
-    for name, data in logs.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "events.jsonl").write_bytes(data)
+    sizes = []
+    for number, name in enumerate(names.split()):
+        data = source[name.partition("-")[0]] + (own if name.endswith("-fork") else b"")
+        stated = json.loads(data.partition(b"\n")[0])["data"]["sessionId"]
+        folder = name if "-" in name else stated  # as the CLI names an original's
+        path = tmp_path / str(number) / folder / "events.jsonl"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(data)
+        sizes.append(len(data))
     together = load(tmp_path)
-    monkeypatch.setattr(loading, "_BATCH", len(logs["a"] + logs["b-fork"] + logs["c-copy"]))
+    monkeypatch.setattr(loading, "_BATCH", sum(sizes[:first]))
     apart = load(tmp_path)
     assert together.sessions.height == apart.sessions.height == 3
     for name in TABLES:
