@@ -111,9 +111,12 @@ async def talk(create, wait):
     session = await create()
     assert await wait(session, "[[script:custom]] go") == "Order A1 is on its way."
     assert await wait(session, "[[script:tools]] go") == "All done: changed a.py."
+    idle = asyncio.Event()
+    stop = session.on(lambda event: idle.set() if "session.idle" in str(event) else None)
     with pytest.raises(Exception, match="400 boom"):
         await wait(session, "[[error]] go")
-    await asyncio.sleep(0.3)  # the error comes before session.idle: sent now, a prompt is queued
+    await idle.wait()  # the error comes before session.idle: sent now, a prompt is queued
+    stop()
     assert await wait(session, "[[script:sub]] go") == "Sub agent told me. Done."
     assert (await session.get_events())[-1]
     session_id = session.session_id
@@ -267,10 +270,11 @@ def test_steering_joins_the_running_interaction(server, shop):
             idle = asyncio.Event()
             session.on(lambda e: started.set() if e["type"] == "tool.execution_start" else None)
             session.on(lambda e: idle.set() if e["type"] == "session.idle" else None)
-            await session.send("[[script:abc]] go")
+            await session.send("[[script:gate]] go")
             await started.wait()
             await session.send("and this", mode="immediate")
-            await asyncio.wait_for(idle.wait(), 10)
+            (shop / "open").touch()  # only now the tool ends
+            await asyncio.wait_for(idle.wait(), 60)
             return await session.get_events()
 
     events = asyncio.run(main())

@@ -154,24 +154,12 @@ def test_a_terminal_sees_colours_unless_it_asks_not_to(shop, tmp_path, clean_env
 
 def test_help_is_there_and_importing_the_commands_is_cheap(clean_environment):
     code = (
-        "import typer, time, sys; started = time.perf_counter();"
+        "import typer, sys;"
         "import copilot_insights.runner.commands as c; c.register(typer.Typer());"
-        "print(time.perf_counter() - started);"
-        "print('asyncio' in sys.modules, 'openai' in sys.modules, 'msgspec' in sys.modules)"
+        "print([m for m in ('asyncio', 'openai', 'msgspec', 'polars') if m in sys.modules])"
     )
-    fastest, heavy = 1.0, ""
-    for _ in range(3):
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env=clean_environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        seconds, heavy = done.stdout.splitlines()
-        fastest = min(fastest, float(seconds))
-    assert fastest < 0.02
-    assert heavy == "False False False"
+    heavy = subprocess.check_output([sys.executable, "-c", code], env=clean_environment)
+    assert heavy.decode().strip() == "[]"
     for name in ("run", "serve", "model"):
         shown = subprocess.check_output(command(name, "--help"), env=clean_environment)
         assert b"Usage:" in shown

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import json
-import time
 from typing import Any
 
 import pytest
@@ -83,9 +82,7 @@ def test_a_model_that_repeats_itself_is_stopped_and_the_log_says_so(play):
 
 
 def test_a_tool_that_never_ends_is_stopped(play):
-    started = time.monotonic()
     session, _ = play("[[script:slow]] go", limits=Limits(bash_timeout=0.2))
-    assert time.monotonic() - started < 10
     [completed] = of("tool.execution_complete", session.log.events)
     assert completed["error"]["code"] == "timeout"
     assert of("assistant.message", session.log.events)[-1]["content"] == "Waited."
