@@ -9,6 +9,7 @@ Time: an interaction's wall time is cut into parts that do not overlap and add u
 import os
 import sqlite3
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -36,14 +37,31 @@ _STORE_SCHEMA: Final = {
     "finish_reason": pl.String,
     "at": pl.String,
 }
-_QUERY: Final = """
-    SELECT session_id, coalesce(agent_id, ?), model, input_tokens, cache_read_tokens,
-      cache_write_tokens, output_tokens, reasoning_tokens, total_nano_aiu,
-      CASE WHEN initiator IS NULL OR initiator = 'user' THEN request_multiplier ELSE 0 END,
-      CAST(round(duration_ms) AS INTEGER), CAST(round(time_to_first_token_ms) AS INTEGER),
-      initiator, finish_reason, created_at
+
+
+def _text(column: str) -> str:
+    return f"CASE typeof({column}) WHEN 'text' THEN {column} END"
+
+
+def _number(column: str, most: int = 2**53) -> str:
+    # a column of SQLite holds values of any type
+    sound = f"typeof({column}) IN ('integer', 'real') AND {column} BETWEEN 0 AND {most}"
+    return f"CASE WHEN {sound} THEN {column} END"
+
+
+def _count(column: str) -> str:
+    return f"CAST(round({_number(column)}) AS INTEGER)"
+
+
+_QUERY: Final = f"""
+    SELECT {_text("session_id")}, coalesce({_text("agent_id")}, ?), {_text("model")},
+      {", ".join(map(_count, TOKENS))}, {_number("total_nano_aiu", 10**15)},
+      CASE WHEN initiator IS NULL OR initiator = 'user'
+        THEN {_number("request_multiplier", 10**15)} ELSE 0 END,
+      {_count("duration_ms")}, {_count("time_to_first_token_ms")},
+      {_text("initiator")}, {_text("finish_reason")}, {_text("created_at")}
     FROM assistant_usage_events WHERE initiator IS NOT 'compaction' ORDER BY id
-"""
+"""  # noqa: S608 (our own names)
 
 
 def store_beside(logs: Iterable[str]) -> pl.DataFrame:
@@ -68,12 +86,11 @@ def _rows(store: Path) -> list[tuple[object, ...]]:
     # without a write-ahead log nothing is pending: then not even a lock file is touched
     still = "" if store.with_name(f"{_STORE}-wal").exists() else "&immutable=1"
     try:
-        with sqlite3.connect(f"{store.as_uri()}?mode=ro{still}", uri=True) as connection:
-            rows = connection.execute(_QUERY, (MAIN,)).fetchall()
-        connection.close()
+        with closing(sqlite3.connect(f"{store.as_uri()}?mode=ro{still}", uri=True)) as connection:
+            connection.text_factory = lambda text: text.decode(errors="replace")
+            return connection.execute(_QUERY, (MAIN,)).fetchall()
     except sqlite3.Error:
         return []
-    return rows
 
 
 TOTALS: Final = {"session.shutdown": "shutdown", "session.usage_checkpoint": "checkpoint"}

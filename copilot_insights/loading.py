@@ -242,8 +242,11 @@ def _delegate(
     A plain child with pipes: forking a process that has polars' threads can hang, and
     multiprocessing's other ways run the caller's main module again.
     """
+    # the modules that this process has, and never those of the directory that it is run in
+    places = [str(place) for place in sys.path]
+    code = f"import sys; sys.path[:] = {places!r}; from {__name__} import work; work()"
     with subprocess.Popen(  # noqa: S603 (ourselves)
-        [sys.executable, "-c", f"from {__name__} import work; work()"],
+        [sys.executable, "-P", "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # what it fails at is done here, and said here

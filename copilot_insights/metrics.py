@@ -261,7 +261,7 @@ def tools(tables: Tables) -> pl.DataFrame:
             total("hook_ms"),
         )
         .with_columns(failure_rate=pl.col("failed") / pl.col("calls"))
-        .sort("total_ms", "calls", "tool", descending=[True, True, False])
+        .sort("total_ms", "calls", "tool", descending=[True, True, False], nulls_last=True)
     )
 
 
@@ -336,7 +336,7 @@ def daily(tables: Tables, tz: str) -> pl.DataFrame:
 
 
 def turns(tables: Tables) -> pl.DataFrame:
-    """A row per model call with the tools that it asked for, newest session first."""
+    """A row per model call with the tools that it asked for."""
     used = tables.tool_calls.group_by("session_id", "turn").agg(
         tools=pl.col("tool").drop_nulls().unique(maintain_order=True).str.join(" "),
         tool_calls=pl.len().cast(pl.Int64),
@@ -452,11 +452,11 @@ def context(tables: Tables, most: int) -> pl.DataFrame:
     """session_id, call, input_tokens, compacted: how the root agent's context grew, of the
     `most` sessions in which it grew largest.
 
-    A row per model call of the root, in order; `compacted` says that the context was
+    A row per model call of the root, in the log's order; `compacted` says that the context was
     compacted just before it. Tokens are null where the log does not state them per call.
     """
     root = tables.llm_calls.filter(pl.col("agent_id") == MAIN).sort(
-        "session_id", pl.coalesce("started_at", "replied_at"), nulls_last=True, maintain_order=True
+        "session_id", maintain_order=True
     )
     calls = root.with_columns(
         compacted=(~_CALL).shift(1, fill_value=False).over("session_id"),

@@ -180,7 +180,7 @@ def _sessions(
             ended_at=pl.col("at").max(),
             processes=pl.col("process").max() + 1,
             events=pl.len().cast(pl.Int64),
-            turns_started=_count(kind == spans.TURN_START),
+            turns_started=_count((kind == spans.TURN_START) & ~pl.col("passing")),
             errors=_count(kind == "session.error"),
             aborts=_count(kind == "abort"),
             closed=kind.last().is_in(["session.shutdown", "result"]),

@@ -829,6 +829,21 @@ def test_a_saved_stream_beside_its_log_adds_nothing_twice(tmp_path, name):
     assert (session["input_tokens"], session["premium_requests"]) == (50, 0.33)
 
 
+def test_turns_that_only_pass_in_a_stream_are_neither_started_nor_cut_off(tmp_path):
+    """CLI 1.0.65 says a sub-agent's turns in the stream, and does not store them."""
+    lines = good_lines()
+    passing = [
+        changed(event(kind, 3.2, "call-1", turnId="9"), ephemeral=True)
+        for kind in ("assistant.turn_start", "assistant.turn_end")
+    ]
+    store(tmp_path / "root" / "s1" / "events.jsonl", *lines)
+    stream = streamed(lines)
+    alone = store(tmp_path / "saved.jsonl", *stream[:3], *passing, *stream[3:])
+    for paths in ([alone], [tmp_path / "root", alone]):
+        session = one(read(*paths).sessions)
+        assert (session["turns_started"], session["turns_completed"]) == (1, 1)
+
+
 def test_usage_that_only_the_stream_has_goes_to_its_own_call(tmp_path):
     lines = [started(), user(1), *a_turn(2, apiCallId="x"), *a_turn(4, "1", apiCallId="y")]
     parent = json.loads(lines[2])["id"], json.loads(lines[5])["id"]

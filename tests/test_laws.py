@@ -406,6 +406,16 @@ def test_real_logs_in_batches_and_processes(python, monkeypatch):
     assert_together_is_apart(load(paths, events=True), apart)
 
 
+def test_a_further_process_takes_no_module_from_where_it_is_run(monkeypatch, tmp_path):
+    (tmp_path / "msgspec.py").write_text("open('planted', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loading, "_BATCH", 1)
+    monkeypatch.setattr(loading, "_WORTH_A_PROCESS", 1)
+    paths = [path.parent for path in SMALL if path.parts[-3] == "1.0.102"]
+    assert load(paths).sessions.height == len(paths)
+    assert not (tmp_path / "planted").exists()
+
+
 @pytest.mark.parametrize(
     ("names", "first"),
     [("hello hello-fork tools-copy tools", 3), ("hello-fork tools-copy hello", 2)],

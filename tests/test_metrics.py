@@ -123,6 +123,22 @@ def test_what_never_ended_is_counted_but_in_no_percentile_and_no_total(log):
     assert (row["calls"], row["p50_ms"], row["max_ms"], row["total_ms"]) == (1, None, None, None)
 
 
+def test_tools_that_never_ended_stand_behind_those_with_a_time(log):
+    cut = [tool(9, 1, f"c{n}", f"cut{n}")[0] for n in range(12)]
+    tables = log(start(), user(1), *turn(1), *tool(2, 3, "a"), *cut)
+    assert metrics.tools(tables)["tool"][0] == "bash"
+
+
+def test_context_grows_in_the_order_of_the_log_though_the_clock_steps_back(log):
+    events = []
+    for number, at in enumerate((10, 20, 15)):
+        said = {"usage": {"model": "m", "inputTokens": 100 * (number + 1)}}
+        used = (at + 1, "session.usage_record", None, said)
+        events += [*turn(at)[:2], used, turn(at)[2]]
+    grown = metrics.context(log(start(), user(1), *events), 9)
+    assert grown["input_tokens"].to_list() == [100, 200, 300]
+
+
 def test_failures_are_counted_and_rated(log):
     calls = [tool(n, 0.5, f"c{n}", success=n % 4 != 0) for n in range(2, 10)]
     row = only(metrics.tools(log(start(), user(1), *(event for call in calls for event in call))))

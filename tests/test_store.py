@@ -1,9 +1,12 @@
 """The session store beside the logs: the CLI's own table, for logs without usage records."""
 
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from polars import selectors
 
 from copilot_insights import load
 from copilot_insights.schema import TOKENS
@@ -48,6 +51,39 @@ def test_a_store_that_cannot_be_read_is_none(tmp_path, damage):
     log = home(tmp_path, "tools", keep=without_records)
     (tmp_path / "home" / "session-store.db").write_bytes(damage)
     assert load([log]).sessions["input_tokens"].to_list() == [None]
+
+
+@pytest.mark.parametrize("value", ["'abc'", "x'ff00'", "-1000", "9e999", "4611686018427387904"])
+@pytest.mark.parametrize(
+    ("column", "ours"),
+    [("input_tokens", "input_tokens"), ("duration_ms", "llm_ms"), ("output_tokens", None),
+     ("total_nano_aiu", None), ("request_multiplier", None), ("time_to_first_token_ms", "ttft_ms")],
+)  # fmt: skip
+def test_an_odd_value_in_the_store_is_no_value(tmp_path, column, ours, value):
+    log = home(tmp_path, "tools", keep=without_records)
+    before = load([log])
+    with closing(sqlite3.connect(tmp_path / "home" / "session-store.db")) as store:
+        store.execute(f"UPDATE assistant_usage_events SET {column} = {value}")  # noqa: S608
+        store.commit()
+    tables = load([log])
+    assert tables.sessions["llm_calls"].to_list() == before.sessions["llm_calls"].to_list()
+    if ours and ours != "llm_ms":
+        assert tables.llm_calls[ours].null_count() == tables.llm_calls.height
+    for frame in (tables.sessions, tables.llm_calls):
+        numbers = frame.select(selectors.numeric())
+        assert all((row or 0) >= 0 for rows in numbers.iter_rows() for row in rows)
+
+
+def test_odd_texts_in_the_store_are_no_texts(tmp_path):
+    log = home(tmp_path, "tools", keep=without_records)
+    with closing(sqlite3.connect(tmp_path / "home" / "session-store.db")) as store:
+        for column in ("model", "agent_id", "initiator", "finish_reason", "created_at"):
+            store.execute(f"UPDATE assistant_usage_events SET {column} = x'ff'")  # noqa: S608
+        store.execute("UPDATE assistant_usage_events SET model = CAST(x'6dff' AS TEXT)")
+        store.commit()
+    tables = load([log])
+    assert tables.sessions["input_tokens"][0] > 0
+    assert tables.sessions["llm_calls"].to_list() == [5]
 
 
 def test_the_store_is_left_as_it_was(tmp_path):
