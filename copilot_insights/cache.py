@@ -302,7 +302,7 @@ def _part(kept: pl.DataFrame, live: pl.DataFrame, wanted: Wanted) -> Part:
     logs = live.select(
         "session_id",
         "path",
-        bytes=None,
+        bytes=pl.lit(None, pl.Int64),
         whole=pl.lit(value=True),
         repeats=pl.lit([], pl.List(pl.String)),
     )

@@ -65,51 +65,41 @@ def decode(data: bytes) -> Decoded:
         start = data.rfind(b"\n", 0, stream.tell() - 1) + 1
         raw = data[start : stream.tell()]
         if raw.strip():
-            event, reason, bad = _decode_line(raw)
-            if event is None:
-                out.rejected.append(Rejected(number, start, reason))
+            line = read_line(raw)
+            if line.event is None:
+                out.rejected.append(Rejected(number, start, line.reason))
             else:
-                if bad:
-                    out.bad_fields.append((len(out.events), "; ".join(bad)))
-                out.events.append(event)
+                if line.bad:
+                    out.bad_fields.append((len(out.events), "; ".join(line.bad)))
+                out.events.append(line.event)
                 out.lines.append(number)
         number += 1
 
 
-def _decode_line(raw: bytes) -> tuple[Event | None, str, list[str]]:
-    """The event of an odd line, or why there is none, and what of it is missing."""
-    event, reason, bad = _decode_lenient(raw)
-    if event is None and (mended := _mend(raw)) != raw:
-        if not mended:
-            return None, "NUL bytes", []
-        event, reason, bad = _decode_lenient(mended)
-        raw = mended
-    if event is None and (piece := _whole_event_of(raw)):
-        event, reason = piece[0], ""
-        bad = [f"{_tag(event)}: torn text beside it on its line"]
-    return event, reason, bad
-
-
-class Good(NamedTuple):
-    """What of a line is read: the line as JSON as far as it can be mended, where in it the
-    event stands (none for a line that is no event), and the reason why it is none.
+class Line(NamedTuple):
+    """What is read of a line: its event, or the reason why there is none; what of it is missing;
+    and where it stands in the line's text, which is JSON as far as it can be mended.
     """
 
-    text: bytes
-    event: slice | None
+    event: Event | None
     reason: str
+    bad: list[str]
+    text: bytes
+    place: slice | None
 
 
-def good_part(raw: bytes) -> Good:
+def read_line(text: bytes) -> Line:
     """What `decode` reads of a line."""
-    event, reason, _ = _decode_lenient(raw)
-    text = raw
-    if event is None and (text := _mend(raw)) != raw:
-        event, reason = _decode_lenient(text)[:2] if text else (None, "NUL bytes")
+    event, reason, bad = _decode_lenient(text)
+    if event is None and (mended := _mend(text)) != text:
+        text = mended
+        event, reason, bad = _decode_lenient(text) if text else (None, "NUL bytes", [])
     if event is not None:
-        return Good(text, slice(0, len(text)), "")
-    piece = _whole_event_of(text)
-    return Good(text, piece[1] if piece else None, "" if piece else reason)
+        return Line(event, "", bad, text, slice(0, len(text)))
+    if piece := _whole_event_of(text):
+        event, place = piece
+        return Line(event, "", [f"{_tag(event)}: torn text beside it on its line"], text, place)
+    return Line(None, reason, [], text, None)
 
 
 def _tag(event: Event) -> str:

@@ -1,23 +1,35 @@
 """Follows logs that grow, appear, are replaced or cut: tells which sessions changed, and reads
-these anew, whole. A log is small beside its history, and what a fresh read gives is right.
+these anew, whole, with all that share events with them (a fork, a copy, a saved stream). A log
+is small beside its history, and what a fresh read gives is right.
 """
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from copilot_insights.cache import Cache
-from copilot_insights.discover import LogFile, default_roots, find
+import polars as pl
+
+from copilot_insights.cache import Cache, Part
+from copilot_insights.discover import STDIN, LogFile, default_roots, find
 from copilot_insights.errors import InsightsError
-from copilot_insights.loading import load_files
+from copilot_insights.loading import load_files, together
 from copilot_insights.tables import Tables, Wanted
 
 # parts of the time that searching for logs, and reading one that grows, may take
 _SEARCHING: Final = 0.004
 _READING: Final = 0.1
 _FRESH: Final = 10.0  # seconds; so long after a directory changed, its new log may appear
+
+
+_LOGS: Final[dict[str, Any]] = {
+    "session_id": pl.String,
+    "path": pl.String,
+    "repeats": pl.List(pl.String),
+}
+_KEYS: Final[dict[str, Any]] = {"session_id": pl.String, "keys": pl.List(pl.UInt64)}
 
 
 class _Whole(LogFile):
@@ -32,10 +44,13 @@ class _Whole(LogFile):
 
 
 class Change(NamedTuple):
-    """Whole tables of the sessions that changed, and the paths of logs that are gone."""
+    """Whole tables of the sessions that changed, the ids of those that are gone, and a line for
+    each log or place that cannot be read now.
+    """
 
     tables: Tables | None
     gone: list[str]
+    problems: list[str]
 
 
 class Follower:
@@ -57,11 +72,14 @@ class Follower:
         self._paths, self._wanted = list(paths), wanted
         self._places = [Path(p) for p in paths] or default_roots()
         self._files: list[LogFile] = []
-        self._stamps: dict[str, str] = {}
+        self._problems: list[str] = []
+        self._stamps: dict[str, str | None] = {}
         self._dirs: dict[str, int] = {}
         self._search_at = 0.0
         self._fresh_until = 0.0
         self._read_at: dict[str, float] = {}
+        # of all logs that were read, as in `Part`
+        self._logs, self._keys = pl.DataFrame(schema=_LOGS), pl.DataFrame(schema=_KEYS)
 
     def poll(self) -> Change:
         """What changed since the last poll; the first gives all."""
@@ -70,27 +88,62 @@ class Follower:
             self._search()
             took = time.monotonic() - now
             self._search_at = now + max(1.0, took / _SEARCHING)
-        names = {file.name for file in self._files if self._has_changed(file, now)}
-        changed = [_Whole(*file) for file in self._files if file.name in names]
-        there = {file.path for file in self._files}
-        gone = [path for path in self._stamps if path not in there]
+        stamps = {file.path: file.stamp() for file in self._files}
+        changed = {path for path, stamp in stamps.items() if self._has_changed(path, stamp, now)}
+        gone = self._stamps.keys() - stamps.keys()
+        if not changed and not gone:
+            return Change(None, [], self._problems)
+        return self._read(stamps, changed, gone)
+
+    def _read(
+        self, stamps: Mapping[str, str | None], changed: set[str], gone: Collection[str]
+    ) -> Change:
+        start = time.monotonic()
+        paths = together(self._logs, {*changed, *gone}).difference(gone)
+        part = self._load(paths)
+        while more := self._sharing(part, {*paths, *gone}):
+            paths |= more
+            part = self._load(paths)
+        read = set(part.logs["path"])  # what could not be is tried again at the next poll
+        again = time.monotonic() + (time.monotonic() - start) / _READING
+        self._read_at |= dict.fromkeys(read, again)
+        self._stamps |= {path: stamps[path] for path in read}
         for path in gone:
             del self._stamps[path]
-        tables = self._read(changed) if changed else None
-        return Change(tables, gone)
+        before = set(self._logs["session_id"])
+        old = self._logs.filter(~pl.col("path").is_in([*read, *gone]))
+        self._logs = pl.concat([old, part.logs.select(*_LOGS)])
+        kept = pl.col("session_id").is_in(old["session_id"].implode())
+        self._keys = pl.concat([self._keys.filter(kept), part.keys])
+        tables = part.tables
+        now = {*old["session_id"], *tables.sessions["session_id"]}
+        problems = [*self._problems, *tables.problems]
+        return Change(tables if tables.sessions.height else None, sorted(before - now), problems)
 
-    def _read(self, files: list[_Whole]) -> Tables | None:
-        start = time.monotonic()
-        tables = load_files(files, self._wanted, cache=self._cache)
-        again = time.monotonic() + (time.monotonic() - start) / _READING
-        self._read_at |= {file.name: again for file in files}
-        return tables if tables.sessions.height else None
+    def _load(self, paths: Collection[str]) -> Part:
+        files = [_Whole(*file) for file in self._files if file.path in paths]
+        return load_files(files, self._wanted, cache=self._cache)
+
+    def _sharing(self, part: Part, seen: Collection[str]) -> set[str]:
+        """The other logs that are of its sessions, or share events with them."""
+        old = self._logs.filter(~pl.col("path").is_in(list(seen)))
+        others = self._keys.filter(pl.col("session_id").is_in(old["session_id"].implode()))
+        events = part.keys["keys"].explode().drop_nulls()
+        same = others.explode("keys").filter(pl.col("keys").is_in(events.implode()))
+        names = [*part.logs["session_id"], *same["session_id"]]
+        return together(old, old.filter(pl.col("session_id").is_in(names))["path"])
 
     def _search(self) -> None:
-        try:
-            self._files = [file for file in find(self._paths).files if file.path != "-"]
-        except InsightsError:  # none yet
-            self._files = []
+        found: dict[str, LogFile] = {}
+        self._problems = []
+        for paths in [[path] for path in self._paths] or [[]]:
+            with suppress(InsightsError):  # not there yet
+                files, problems = find(paths)
+                self._problems += problems
+                for file in files:
+                    if file.path != STDIN:
+                        found.setdefault(os.path.realpath(file.path), file)
+        self._files = list(found.values())
         folders = {str(Path(file.path).parent.parent) for file in self._files}
         folders |= {str(place) for place in self._places}
         folders |= {str(place / "session-state") for place in self._places}
@@ -101,13 +154,9 @@ class Follower:
             self._fresh_until = now + _FRESH
         return now < self._fresh_until
 
-    def _has_changed(self, file: LogFile, now: float) -> bool:
-        stamp = file.stamp()
-        resting = now < self._read_at.get(file.name, 0) and not self._eager
-        if stamp is None or self._stamps.get(file.path) == stamp or resting:
-            return False
-        self._stamps[file.path] = stamp
-        return True
+    def _has_changed(self, path: str, stamp: str | None, now: float) -> bool:
+        resting = now < self._read_at.get(path, 0) and not self._eager
+        return stamp is not None and self._stamps.get(path) != stamp and not resting
 
 
 def _changed(folder: str) -> int:

@@ -11,7 +11,7 @@ import pickle
 import subprocess
 import sys
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +70,7 @@ def load(
     if not events:
         wanted.pop("events", None)
     kept = Cache(Path(cache)) if cache else None
-    tables = load_files(found.files, wanted, progress, kept)
+    tables = load_files(found.files, wanted, progress, kept).tables
     if tables.problems and not tables.sessions.height:
         raise InsightsError(tables.problems[0], "Check its permissions.")
     return replace(tables, problems=[*found.problems, *tables.problems])
@@ -81,8 +81,8 @@ def load_files(
     wanted: Wanted,
     progress: Progress | None = None,
     cache: Cache | None = None,
-) -> Tables:
-    """The same for logs that are found already."""
+) -> Part:
+    """The same for logs that are found already, with what they are and hold."""
     files = _side_by_side(files)
     if "events" in wanted or sum(file.size() for file in files) < _WORTH_A_CACHE:
         cache = None
@@ -94,7 +94,8 @@ def load_files(
         parts = _settle_overlaps(parts, files, reader)
     if cache and rest:
         cache.tidy()
-    return _in_order(parts, files)
+    tables = _in_order(parts, files)
+    return Part(tables, pl.concat([p.logs for p in parts]), pl.concat([p.keys for p in parts]))
 
 
 class _Reader(NamedTuple):
@@ -184,29 +185,32 @@ def _settle_overlaps(parts: list[Part], files: Sequence[LogFile], reader: _Reade
     mixed |= shared(pl.concat([part.keys for part in parts]))
     if not mixed:
         return parts
-    paths = _together(named, mixed)
+    paths = together(named, named.filter(pl.col("session_id").is_in(list(mixed)))["path"])
     again = reader._replace(cache=None).part([file for file in files if file.path in paths])
     read_again = pl.col("path").is_in(list(paths))
     gone = set(named.filter(read_again)["session_id"])
     left = [
-        part._replace(tables=part.tables.without(gone), logs=part.logs.filter(~read_again))
+        Part(
+            part.tables.without(gone),
+            part.logs.filter(~read_again),
+            part.keys.filter(~pl.col("session_id").is_in(list(gone))),
+        )
         for part in parts
     ]
     return [*left, again]
 
 
-def _together(named: pl.DataFrame, mixed: Collection[str]) -> set[str]:
-    """Paths of the logs of these sessions, and of all that repeat events of them or that they
-    repeat events of, and so on.
+def together(logs: pl.DataFrame, some: Iterable[str]) -> set[str]:
+    """Paths of these logs, and of all of `logs` (see `Part`) that are of their sessions, that
+    repeat events of them or that they repeat events of, and so on.
     """
-    paths = set(named.filter(pl.col("session_id").is_in(list(mixed)))["path"])
-    session = dict(named.select("path", "session_id").iter_rows())
-    logs: defaultdict[str, set[str]] = defaultdict(set)
-    for path, name in session.items():
-        logs[name].add(path)
-    repeating = named.filter(pl.col("repeats").list.len() > 0)
+    paths = set(some)
+    sessions: defaultdict[str, set[str]] = defaultdict(set)
+    for path, name in logs.select("path", "session_id").iter_rows():
+        sessions[name].add(path)
+    repeating = logs.filter(pl.col("repeats").list.len() > 0)
     links = [{path, *of} for path, of in repeating.select("path", "repeats").iter_rows()]
-    links += [of for of in logs.values() if len(of) > 1]
+    links += [of for of in sessions.values() if len(of) > 1]
     while more := [link for link in links if link & paths and not link <= paths]:
         paths.update(*more)
     return paths
@@ -214,7 +218,8 @@ def _together(named: pl.DataFrame, mixed: Collection[str]) -> set[str]:
 
 def _in_order(parts: list[Part], files: Sequence[LogFile]) -> Tables:
     """Sessions in the order of their logs, in whatever order they were read."""
-    places = pl.DataFrame({"path": [file.path for file in files]}).with_row_index("place")
+    paths = pl.Series("path", [file.path for file in files], dtype=pl.String)
+    places = paths.to_frame().with_row_index("place")
     logs = pl.concat([part.logs.select("session_id", "path") for part in parts])
     order = logs.join(places, on="path").group_by("session_id").agg(pl.col("place").min())
     return join([part.tables for part in parts]).by_session(order.sort("place")["session_id"])

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, get_args
 import msgspec
 from msgspec import Struct
 
-from copilot_insights.decoder import good_part
+from copilot_insights.decoder import read_line
 from copilot_insights.discover import LOG, STDIN, LogFile
 from copilot_insights.errors import InsightsError
 from copilot_insights.schema import CATEGORY, EVENTS, MAIN
@@ -285,10 +285,10 @@ class Redactor:
         body = raw.removesuffix(b"\n")
         if not body.strip(_NOTHING):
             return raw
-        text, event, reason = good_part(body)
-        if event is not None:
-            head, tail = text[: event.start], text[event.stop :]
-            new = b"x" * len(head) + self._event(text[event]) + b"x" * len(tail)
+        _, reason, _, text, place = read_line(body)
+        if place:
+            head, tail = text[: place.start], text[place.stop :]
+            new = b"x" * len(head) + self._event(text[place]) + b"x" * len(tail)
         elif reason.startswith("torn"):
             new = _torn(body)
         elif reason == "not JSON":

@@ -98,6 +98,17 @@ def test_one_frame_for_people_and_programs(cli):
     assert cli("watch", REAL.parent)[0] == 2, "without a terminal it would have nobody to show"
 
 
+def test_one_frame_of_nothing_says_so(cli, tmp_path):
+    for form in ("--once", "--json"):
+        code, out, err = cli("watch", tmp_path / "nowhere", form)
+        assert (code, out) == (1, "")
+        assert "no such file or directory" in err
+        assert len(err.splitlines()) == 1
+    code, _, err = cli("watch", REAL, "--once", "--endpoint", "http://localhost:1")
+    assert code == 2
+    assert "--otel" in err
+
+
 def test_hostile_names_do_nothing(cli, tmp_path):
     evil = "\x1b[31m[red]x"
     event = {"type": "tool.execution_start", "id": "1", "timestamp": "2026-12-01T10:00:00.000Z",

@@ -77,7 +77,7 @@ def _otel(  # noqa: PLR0913
     """Send traces and metrics, as the CLI itself would have, to an OpenTelemetry receiver."""
     from copilot_insights.otel import delivery  # noqa: PLC0415
     from copilot_insights.otel import state as states  # noqa: PLC0415
-    from copilot_insights.otel.content import asked, of  # noqa: PLC0415
+    from copilot_insights.otel.content import asked  # noqa: PLC0415
     from copilot_insights.otel.exporters import nowhere  # noqa: PLC0415
 
     if options.json or options.format or options.output:
@@ -92,7 +92,7 @@ def _otel(  # noqa: PLR0913
         traces=traces,
         metrics=metrics,
         profile=delivery.profile(profile),
-        content=of(tables) if content or asked() else None,
+        content=content or asked(),
     )
     with ExitStack() as stack:
         target = _target(stack, file, endpoint, protocol, console=console, force=options.force)

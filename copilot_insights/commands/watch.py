@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from copilot_insights.follow import Follower
+    from copilot_insights.follow import Change, Follower
     from copilot_insights.otel.live import LiveExport
     from copilot_insights.otel.metrics import Point
     from copilot_insights.tables import Tables
@@ -59,34 +59,60 @@ def _watch(  # noqa: PLR0913
     prometheus: Annotated[
         str | None, _Option(metavar="[HOST]:PORT", help="Serve metrics to be scraped: :9464.")
     ] = None,
+    content: Annotated[
+        bool, _Option("--content", help="With --otel: prompts, replies, arguments, results too.")
+    ] = False,
+    no_cache: Annotated[
+        bool, _Option("--no-cache", help="Read every log anew, and take nothing kept of it.")
+    ] = False,
 ) -> None:
     """Sessions as they run: who waits for you, which tools run, what is stuck."""
     if otel and (once or json):
         raise InsightsError("--otel goes on and on", "Use export otel.", exit_code=2)
     if not (once or json or otel or prometheus or sys.stdout.isatty()):
         raise InsightsError("watch needs a terminal", "Use --once, --json or --otel.", exit_code=2)
+    if (endpoint or protocol or state or content) and not otel:
+        message = "--endpoint, --protocol, --state and --content are of --otel"
+        raise InsightsError(message, "Add --otel.", exit_code=2)
     with ExitStack() as stack:
-        export = _live_export(stack, endpoint, protocol, profile, state) if otel else None
+        export = (
+            _live_export(stack, (endpoint, protocol), state, profile, content=content)
+            if otel
+            else None
+        )
         sums = _endpoint(stack, prometheus) if prometheus else None
         view = _View(timedelta(days=recent), profile, export, sums)
+        follower = view.follower(paths or [], cached=not no_cache)
         if once or json:
-            view.look(paths or [])
+            from copilot_insights.discover import find  # noqa: PLC0415
+
+            find(paths or [])  # says where there is nothing, for which a watcher would wait
+            view.update(follower.poll())
+            if trouble := view.trouble():
+                note(trouble)
             sys.stdout.write(view.text("json" if json else "table"))
             return
-        _loop(view, paths or [], every)
+        _loop(view, follower, every)
 
 
 def _live_export(
-    stack: ExitStack, endpoint: str | None, protocol: str | None, profile: str, state: Path | None
+    stack: ExitStack,
+    receiver: tuple[str | None, str | None],
+    state: Path | None,
+    profile: str,
+    *,
+    content: bool,
 ) -> "LiveExport":
     from copilot_insights.otel import delivery, exporters  # noqa: PLC0415
     from copilot_insights.otel import state as states  # noqa: PLC0415
+    from copilot_insights.otel.content import asked  # noqa: PLC0415
     from copilot_insights.otel.live import LiveExport  # noqa: PLC0415
 
+    endpoint, protocol = receiver
     target = exporters.otlp(endpoint, exporters.protocol(protocol))
     stack.callback(target.close)
     memory = stack.enter_context(states.State(state or states.default_path(), target.name))
-    what = delivery.What(profile=delivery.profile(profile))
+    what = delivery.What(profile=delivery.profile(profile), content=content or asked())
     return LiveExport(delivery.Delivery(target, memory, what))
 
 
@@ -123,21 +149,21 @@ class _View:
             names.add("bookings")
         self._wanted = {name: tuple(TABLES[name]) for name in names}
         self._tables: dict[str, Tables] = {}
+        self._problems: list[str] = []
 
-    def follower(self, paths: list[str]) -> "Follower":
+    def follower(self, paths: list[str], *, cached: bool) -> "Follower":
         """Who tells what is new in these logs."""
         from copilot_insights.cache import Cache, default_directory  # noqa: PLC0415
         from copilot_insights.follow import Follower  # noqa: PLC0415
 
-        place = default_directory()
+        place = default_directory() if cached else None
         return Follower(paths, wanted=self._wanted, cache=Cache(place) if place else None)
 
-    def look(self, paths: list[str]) -> None:
-        """One look at all logs."""
-        self.update(self.follower(paths).poll().tables)
-
-    def update(self, tables: "Tables | None") -> None:
-        """Sessions that changed."""
+    def update(self, change: "Change") -> None:
+        """What changed in the logs."""
+        tables, self._problems = change.tables, change.problems
+        for name in change.gone:
+            self._tables.pop(name, None)
         if tables is None:
             return
         sessions = tables.apart()
@@ -161,12 +187,6 @@ class _View:
         if self._export:
             self._export.tick(last=last)
 
-    def forget(self, gone: list[str]) -> None:
-        """Logs that were removed."""
-        for name, tables in list(self._tables.items()):
-            if tables.sessions["path"][0] in gone:
-                del self._tables[name]
-
     def frame(self) -> "pl.DataFrame":
         """A row per session with news."""
         from copilot_insights import live  # noqa: PLC0415
@@ -183,7 +203,7 @@ class _View:
         """The frame as it is printed, no higher than the terminal."""
         from copilot_insights import live, when  # noqa: PLC0415
         from copilot_insights.options import terminal  # noqa: PLC0415
-        from copilot_insights.render import clean, render  # noqa: PLC0415
+        from copilot_insights.render import render  # noqa: PLC0415
 
         width, color = terminal()
         limit = max(1, height - 4) if height else None
@@ -193,28 +213,25 @@ class _View:
             return f"no session with news in the last {days:g} days ({len(self._tables)} in all)\n"
         section = live.section(frame, len(self._tables), limit)
         pieces = render([section], form, tz=when.zone(None), width=width, color=color)
-        trouble = self.trouble()
-        return "".join(pieces) + (f"! {clean(trouble)}\n" if trouble else "")
+        return "".join(pieces)
 
     def trouble(self) -> str | None:
-        """What the receiver last said, should it not take telemetry."""
-        return self._export.trouble if self._export else None
+        """What the receiver last said, should it not take telemetry; or what can't be read."""
+        said = self._export.trouble if self._export else None
+        return said or next(iter(self._problems), None)
 
 
-def _loop(view: _View, paths: list[str], every: float) -> None:
+def _loop(view: _View, follower: "Follower", every: float) -> None:
     from signal import SIGTERM, signal  # noqa: PLC0415
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     signal(SIGTERM, stop)  # what is due is sent first
-    follower = view.follower(paths)
     try:
         with _drawing(view) as draw:
             while True:
-                change = follower.poll()
-                view.update(change.tables)
-                view.forget(change.gone)
+                view.update(follower.poll())
                 view.tick()
                 draw()
                 time.sleep(every)
@@ -242,6 +259,14 @@ def _drawing(view: _View) -> "Iterator[Callable[[], None]]":
     from rich.live import Live  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
+    from copilot_insights.render import clean  # noqa: PLC0415
+
     console = Console(highlight=False, markup=False)
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        yield lambda: live.update(Text.from_ansi(view.text(height=console.height)), refresh=True)
+
+        def show() -> None:
+            trouble = view.trouble()
+            text = view.text(height=console.height) + (f"! {clean(trouble)}\n" if trouble else "")
+            live.update(Text.from_ansi(text), refresh=True)
+
+        yield show

@@ -7,14 +7,12 @@ the spans before. https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-span
 
 import os
 from collections import defaultdict
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from copilot_insights.content import dump, stamp, tell
-from copilot_insights.tables import Tables
 
 Message = dict[str, Any]
 
@@ -23,12 +21,6 @@ def asked() -> bool:
     """Whether the standard variable asks for content."""
     name = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
     return os.environ.get(name, "").lower() == "true"
-
-
-def of(tables: Tables) -> Callable[[str], "Said"]:
-    """Of each session, by its id; a log is read when its session is asked for."""
-    paths = dict(tables.sessions.select("session_id", "path").iter_rows())
-    return lambda session: Said(Path(paths[session]))
 
 
 class Said:

@@ -5,14 +5,15 @@ rise once, in batches, also over restarts.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Final, TypeVar
 
 from copilot_insights import units
 from copilot_insights.errors import InsightsError
 from copilot_insights.otel import metrics as points
 from copilot_insights.otel import spans
+from copilot_insights.otel.content import Said
 from copilot_insights.otel.exporters import Failure, Target
-from copilot_insights.otel.spans import Content, Made
 from copilot_insights.otel.state import State
 from copilot_insights.otel.temporality import Added, Totals, added, preferred
 from copilot_insights.rows import Row, Rows, by_session
@@ -65,8 +66,8 @@ class What:
     traces: bool = True
     metrics: bool = True
     profile: points.Profile = "latest"
-    content: Callable[[str], Content] | None = None
-    """What was said in a session, by its id."""
+    content: bool = False
+    """Also what was said."""
 
 
 class Delivery:
@@ -77,7 +78,7 @@ class Delivery:
         self._target, self._state, self._what = target, state, what
         self._totals = self._new_totals()
         self._refusal = ""
-        self._spans: list[Made] = []
+        self._spans: list[spans.Made] = []
         self._points: list[tuple[str, Added]] = []
         self._sizes: list[tuple[str, int]] = []
 
@@ -143,7 +144,7 @@ class Delivery:
         before = len(self._spans), len(self._points)
         if what.traces:
             sent = self._state.sent(name)
-            content = what.content(name) if what.content else None
+            content = Said(Path(session["path"])) if what.content else None
             for made in spans.session_spans(session, rows, content):
                 if made.span.context.span_id in sent:
                     continue

@@ -92,6 +92,23 @@ def test_spans_come_as_they_close_and_equal_those_of_an_export(tmp_path):
         assert until(lambda: by_name(received) == near(totals(load(tmp_path / "home"))))
 
 
+def test_content_goes_along_when_it_is_asked_for(tmp_path, monkeypatch):
+    with loop(tmp_path) as run:
+        run.wait()
+    expected = {f"{m.span.context.span_id:016x}" for m in spans(load(tmp_path / "home"))}
+
+    def said(name, *options):
+        state = ["--state", str(tmp_path / f"{name}.db")]
+        with http() as (url, received), watcher(url, tmp_path, *options, *state):
+            assert until(lambda: set(received.spans) == expected)
+        return "What is here?" in json.dumps(received.spans)
+
+    assert not said("plain")
+    assert said("option", "--content")
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true")
+    assert said("variable")
+
+
 def test_kill_9_five_times_in_between(tmp_path):
     with http() as (url, received):
         with loop(tmp_path) as run:
