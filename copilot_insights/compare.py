@@ -17,7 +17,7 @@ from polars import selectors
 
 from copilot_insights import units
 from copilot_insights.reports import Column, Section
-from copilot_insights.schema import MAIN, PARTS
+from copilot_insights.schema import FAILED, MAIN, PARTS
 from copilot_insights.spans import total
 from copilot_insights.tables import Tables
 
@@ -90,7 +90,7 @@ def per_session(tables: Tables) -> pl.DataFrame:
     )
     timed = tables.tool_calls.filter(col("tool") != "task")
     tools = tables.tool_calls.group_by("session_id").agg(
-        tools=pl.len(), failed_tools=col("status").is_in(["failed", "denied"]).sum()
+        tools=pl.len(), failed_tools=col("status").is_in(FAILED).sum()
     )
     times = timed.group_by("session_id").agg(
         tool_log=log["run_ms"], tool_timed=col("run_ms").count()

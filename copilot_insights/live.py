@@ -14,12 +14,8 @@ from copilot_insights.discover import LOG
 from copilot_insights.metrics import WHERE
 from copilot_insights.reports import Column, Section
 from copilot_insights.rows import Row, Rows, by_session
-from copilot_insights.schema import AT, MAIN
+from copilot_insights.schema import AT, COURSE, MAIN
 from copilot_insights.tables import Tables
-
-USED: Final = ("interactions", "llm_calls", "tool_calls", "subagents", "permissions", "hooks",
-               "incidents")  # fmt: skip
-"""The tables that this is made of, besides `sessions`."""
 
 STATES: Final = (
     "asks you", "tool", "sub-agent", "model", "compaction", "hook", "starting", "your turn",
@@ -29,7 +25,6 @@ STATES: Final = (
 
 _QUIET: Final = timedelta(minutes=30)
 _STUCK: Final = {"tool": 10, "model": 5, "compaction": 5, "hook": 2}  # minutes
-_ASKING: Final = {"ask_user", "exit_plan_mode"}
 _SCHEMA: Final[dict[str, Any]] = {
     "session_id": pl.String, "state": pl.String, "what": pl.String, "since": AT,
     "elapsed_ms": pl.Int64, "warning": pl.String, "where": pl.String, "branch": pl.String,
@@ -70,7 +65,7 @@ def status(tables: Tables, now: datetime) -> pl.DataFrame:
     `context_tokens` is what the root agent's last answered call read and wrote.
     """
     tables = replace(tables, sessions=tables.sessions.with_columns(where=WHERE))
-    found = [_row(session, rows, now) for session, rows in by_session(tables, USED)]
+    found = [_row(session, rows, now) for session, rows in by_session(tables, COURSE)]
     return ordered(pl.DataFrame(found, schema=_SCHEMA, orient="row"))
 
 
@@ -138,7 +133,7 @@ def _state(session: Row, rows: Rows) -> _State:  # noqa: C901, PLR0911 (a list o
 
     tools = still("tool_calls", is_open)
     waits, hooks = still("permissions", unended), still("hooks", unended)
-    asking = [tool for tool in tools if tool["tool"] in _ASKING]
+    asking = [tool for tool in tools if tool["category"] == "user"]
     working = [tool for tool in tools if tool["tool"] != "task"]
     agents, calls = still("subagents", is_open), still("llm_calls", is_open)
     loops = [row for row in rows["interactions"] if row["agent_id"] == MAIN]

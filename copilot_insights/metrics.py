@@ -10,12 +10,11 @@ from typing import Any, Final
 
 import polars as pl
 
-from copilot_insights.schema import AMOUNTS, MAIN, PARTS, TABLES
+from copilot_insights.schema import AMOUNTS, FAILED, MAIN, PARTS, TABLES
 from copilot_insights.spans import total
 from copilot_insights.tables import Tables
 
 _CALL: Final = pl.col("evidence") != "compaction"
-_BAD_TOOL: Final = ["failed", "denied"]
 
 WHERE: Final = pl.coalesce("repository", pl.col("cwd").str.extract(r"([^/\\]+)[/\\]*$"))
 """Where a session works, in short: its repository, else the last part of its directory."""
@@ -147,7 +146,7 @@ def overview(tables: Tables) -> pl.DataFrame:
         "unlogged_turns": calls.filter(pl.col("evidence").is_in(["message", "error"])).height,
         "compactions": calls.filter(~_CALL).height,
         "tool_calls": tools.height,
-        "failed_tool_calls": tools.filter(pl.col("status").is_in(_BAD_TOOL)).height,
+        "failed_tool_calls": tools.filter(pl.col("status").is_in(FAILED)).height,
         "denied_tool_calls": tools.filter(pl.col("status") == "denied").height,
         "subagents": tables.subagents.height,
     }
@@ -246,7 +245,7 @@ def tools(tables: Tables) -> pl.DataFrame:
             *(
                 status.is_in(found).sum().cast(pl.Int64).alias(name)
                 for name, found in (
-                    ("failed", _BAD_TOOL),
+                    ("failed", FAILED),
                     ("denied", ["denied"]),
                     ("unfinished", ["open", "interrupted"]),
                 )
@@ -315,7 +314,7 @@ def daily(tables: Tables, tz: str) -> pl.DataFrame:
         .group_by("day")
         .agg(
             tool_calls=pl.len().cast(pl.Int64),
-            failed_tool_calls=pl.col("status").is_in(_BAD_TOOL).sum().cast(pl.Int64),
+            failed_tool_calls=pl.col("status").is_in(FAILED).sum().cast(pl.Int64),
             tool_ms=total("run_ms"),
         )
     )
@@ -340,7 +339,7 @@ def turns(tables: Tables) -> pl.DataFrame:
     used = tables.tool_calls.group_by("session_id", "turn").agg(
         tools=pl.col("tool").drop_nulls().unique(maintain_order=True).str.join(" "),
         tool_calls=pl.len().cast(pl.Int64),
-        failed_tools=pl.col("status").is_in(_BAD_TOOL).sum().cast(pl.Int64),
+        failed_tools=pl.col("status").is_in(FAILED).sum().cast(pl.Int64),
         tool_ms=total("run_ms"),
     )
     return tables.llm_calls.join(used, on=["session_id", "turn"], how="left", maintain_order="left")

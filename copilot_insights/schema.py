@@ -504,6 +504,46 @@ TABLES: Final[dict[str, dict[str, Any]]] = {
 """Table → column → type; the grain and key stand first. `_ms` are milliseconds."""
 
 
+COURSE: Final = ("interactions", "llm_calls", "tool_calls", "subagents", "permissions", "hooks",
+                 "incidents")  # fmt: skip
+"""The tables that say what happened in a session and when."""
+
+_SOURCES: Final = ("usage_record", "store", "message", "compaction")
+VALUES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "sessions": {"layout": ("directory", "flat", "stdout"), "ending": ("routine", "error", "none")},
+    "interactions": {
+        "kind": ("user", "autopilot", "steering", "subagent", "other"),
+        "outcome": ("answered", "task_complete", "error", "aborted", "open"),
+    },
+    "llm_calls": {
+        "evidence": ("turn", "message", "error", "compaction"),
+        "status": ("ok", "error", "aborted", "open"),
+        "llm_ms_source": (*_SOURCES, "turn"), "usage_source": _SOURCES,
+    },
+    "tool_calls": {
+        "category": (*dict.fromkeys(CATEGORY.values()), "mcp", "other"),
+        "status": ("ok", "failed", "denied", "interrupted", "open"),
+    },
+    "usage": {"source": (*_SOURCES, "shutdown", "checkpoint")},
+    "bookings": {"source": (*_SOURCES[:3], "shutdown", "checkpoint")},
+    "subagents": {"status": ("ok", "failed", "cancelled", "open")},
+    "hooks": {"outcome": ("ok", "failed", "open")},
+    "incidents": {"kind": (
+        "error", "abort", "compaction", "truncation", "retry", "open_turn", "open_tool",
+        "repeated_call", "unpaired_end", "rejected_line", "bad_field", "count_mismatch",
+        "unknown_type", "tokens_unknown",
+    )},
+}  # fmt: skip
+"""Table → column → the words that can stand in it, besides null. `sessions.usage_source` has
+those of `usage.source`, and where several apply they stand side by side: `message+shutdown`.
+`evidence` is what tells of a model call: its turn, of a sub-agent without turns its message or
+its error, or a compaction. Other words are the log's own.
+"""
+
+FAILED: Final = ("failed", "denied")
+"""The statuses of tool calls that count as failed."""
+
+
 def conform(table: str, frame: pl.LazyFrame, wanted: Collection[str]) -> pl.LazyFrame:
     """The wanted columns in the table's order and types; one that is not there is null."""
     have = frame.collect_schema()

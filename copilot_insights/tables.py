@@ -11,7 +11,7 @@ import polars as pl
 
 from copilot_insights import accounting, interactions, model_calls, spans, tool_calls
 from copilot_insights.reader import Events, Read
-from copilot_insights.schema import EVENTS, MAIN, PARTS, RENAMED, TABLES, conform
+from copilot_insights.schema import EVENTS, FAILED, MAIN, PARTS, RENAMED, TABLES, conform
 from copilot_insights.spans import collect, elapsed
 
 
@@ -215,7 +215,7 @@ def _sessions(
     )
     used = tools.group_by("session").agg(
         tool_calls=pl.len().cast(pl.Int64),
-        failed_tool_calls=_count(pl.col("status").is_in(["failed", "denied"])),
+        failed_tool_calls=_count(pl.col("status").is_in(FAILED)),
     )
     root = (
         loops.filter(pl.col("agent_id") == MAIN)

@@ -16,7 +16,7 @@ from polars.testing import assert_frame_equal
 
 from copilot_insights import load, loading
 from copilot_insights.decoder import decode
-from copilot_insights.schema import PARTS, TABLES, TOKENS
+from copilot_insights.schema import PARTS, TABLES, TOKENS, VALUES
 
 # the same few examples every time; LAWS=5 tries five times as many others
 MORE = int(os.environ.get("LAWS", "0"))
@@ -291,6 +291,12 @@ def assert_sums(tables, lines):
         known = both.filter(pl.col(name).is_not_null())
         assert known[name].to_list() == known[f"{name}_booked"].to_list()
         assert both.filter(pl.col(name).is_null() & (pl.col(f"{name}_n") > 0)).is_empty()
+
+    for name, columns in VALUES.items():
+        for column, words in columns.items():
+            assert set(tables.table(name)[column]) <= {None, *words}
+    said = set(sessions["usage_source"].drop_nulls().str.split("+").explode())
+    assert said <= set(VALUES["usage"]["source"])
 
     wall = (pl.col("ended_at") - pl.col("started_at")).dt.total_milliseconds()
     assert tables.interactions.filter(pl.sum_horizontal(PARTS) != wall).is_empty()

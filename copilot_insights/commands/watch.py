@@ -140,11 +140,10 @@ class _View:
         export: "LiveExport | None",
         sums: "dict[str, list[Point]] | None",
     ) -> None:
-        from copilot_insights import live  # noqa: PLC0415
-        from copilot_insights.schema import TABLES  # noqa: PLC0415
+        from copilot_insights.schema import COURSE, TABLES  # noqa: PLC0415
 
         self._recent, self._profile, self._export, self._sums = recent, profile, export, sums
-        names = {*live.USED, "sessions"}
+        names = {*COURSE, "sessions"}
         if export or sums is not None:
             names.add("bookings")
         self._wanted = {name: tuple(TABLES[name]) for name in names}

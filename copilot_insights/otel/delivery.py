@@ -17,9 +17,10 @@ from copilot_insights.otel.exporters import Failure, Target
 from copilot_insights.otel.state import State
 from copilot_insights.otel.temporality import Added, Totals, added, preferred
 from copilot_insights.rows import Row, Rows, by_session
+from copilot_insights.schema import COURSE
 from copilot_insights.tables import Tables
 
-USED: Final = tuple(dict.fromkeys((*spans.USED, *points.USED)))
+USED: Final = tuple(dict.fromkeys((*COURSE, *points.USED)))
 """The tables that telemetry is made of, besides `sessions`."""
 
 SETTLED: Final = timedelta(minutes=10)

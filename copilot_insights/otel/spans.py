@@ -21,16 +21,12 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from copilot_insights.rows import Row, Rows, by_session
-from copilot_insights.schema import MAIN
+from copilot_insights.schema import COURSE, MAIN
 from copilot_insights.tables import Tables
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
 OPEN: Final = "copilot_insights.open"
 """Attribute of a span whose end the log does not have; it ends at its agent's last event."""
-
-USED: Final = ("interactions", "llm_calls", "tool_calls", "subagents", "permissions", "hooks",
-               "incidents")  # fmt: skip
-"""The tables that spans are made of, besides `sessions`."""
 
 Attributes = dict[str, Any]
 _Told = tuple[int | None, str, datetime | None, Attributes]
@@ -64,13 +60,13 @@ def spans(tables: Tables, content: Callable[[str], Content] | None = None) -> It
     `content` gives what was said in a session, by its id, where that is to be sent; see
     `otel.content`.
     """
-    for session, rows in by_session(tables, USED):
+    for session, rows in by_session(tables, COURSE):
         said = content(session["session_id"]) if content else None
         yield from session_spans(session, rows, said)
 
 
 def session_spans(session: Row, rows: Rows, content: Content | None = None) -> Iterator[Made]:
-    """The spans of one session, of its row of `sessions` and its rows of `USED`."""
+    """The spans of one session, of its row of `sessions` and its rows of `COURSE`."""
     return _Session(session, rows, content).spans()
 
 
