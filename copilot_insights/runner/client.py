@@ -51,6 +51,7 @@ SDK_ARGUMENTS = ("--headless", "--no-auto-update", "--log-level", "warning", "--
 """With which the official SDK starts the CLI."""
 
 GRACE_SECONDS = 10.0
+HANDSHAKE_SECONDS = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -118,8 +119,29 @@ class CopilotClient:
         """Connect and shake hands.
 
         Raises:
-            InsightsError: the server speaks another protocol version, or ended.
+            InsightsError: there is no such program or port, the server speaks another protocol
+                version, or it ended.
         """
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                await self._connect()
+        except TimeoutError as error:
+            await self.stop()
+            raise InsightsError(
+                f"The server did not answer within {HANDSHAKE_SECONDS:g} seconds"
+            ) from error
+        except OSError as error:
+            await self.stop()
+            where = self._command[0] if self._port is None else f"{LOOPBACK}:{self._port}"
+            raise InsightsError(
+                f"Cannot reach a server at {where}: {error.strerror or error}",
+                hint="Name a program that serves on its pipes, or the port of one that runs.",
+            ) from error
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _connect(self) -> None:
         if self._port is not None:
             streams = await asyncio.open_connection(LOOPBACK, self._port, limit=LARGEST_HEADER)
             reader, writer = streams
@@ -149,11 +171,12 @@ class CopilotClient:
         """Leave every session, end a server of one's own, disconnect."""
         if self._peer is None:
             return
-        with contextlib.suppress(InsightsError):
-            for session in list(self.sessions.values()):
-                await session.disconnect()
-            if self._process:
-                await self.request("runtime.shutdown", {})
+        with contextlib.suppress(InsightsError, TimeoutError):
+            async with asyncio.timeout(GRACE_SECONDS):  # a server need not answer
+                for session in list(self.sessions.values()):
+                    await session.disconnect()
+                if self._process:
+                    await self.request("runtime.shutdown", {})
         await self._peer.close()
         if self._process:
             try:

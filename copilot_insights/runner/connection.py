@@ -11,10 +11,10 @@ import hmac
 import shutil
 import uuid
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from copilot_insights.errors import InsightsError
-from copilot_insights.runner.log import iso
+from copilot_insights.runner.log import Mode, iso
 from copilot_insights.runner.opening import (
     client_tool,
     model_from,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from copilot_insights.runner.session import Settings
 
 
-MODES = ("interactive", "plan", "autopilot")
+MODES = get_args(Mode)
 
 
 class Connection:
@@ -271,7 +271,7 @@ class Connection:
     async def set_mode(self, params: Params) -> Params:
         """Change a session's mode."""
         session = self._session(params)
-        mode = params.get("mode")
+        mode: Any = params.get("mode")
         if mode not in MODES:
             raise RpcError(INVALID_PARAMS, "There is no such mode")
         session.set_mode(mode)

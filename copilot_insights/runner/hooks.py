@@ -68,9 +68,7 @@ class CommandHook(msgspec.Struct, frozen=True, rename="camel"):
             raise RuntimeError(f"exit code {done.exit_code}: {text[:500]}")
         if not text:
             return None
-        output = json.loads(text)
-        if not isinstance(output, dict):
-            raise TypeError("a hook prints a JSON object or nothing")
+        output: HookOutput = json.loads(text)
         return output
 
 
@@ -105,9 +103,12 @@ class Hooks:
 
 
 async def call_hook(hook: Hook, data: HookInput) -> HookOutput | None:
-    """Call a hook, sync or async."""
-    output = hook(data)
-    return await output if inspect.isawaitable(output) else output
+    """Call a hook, sync or async. Raises TypeError for what is no output."""
+    found = hook(data)
+    output = await found if inspect.isawaitable(found) else found
+    if output is not None and not isinstance(output, dict):
+        raise TypeError(f"a hook gives an object or nothing, and not {type(output).__name__}")
+    return output
 
 
 def load_hook_files(paths: Iterable[Path], hooks: Hooks) -> None:

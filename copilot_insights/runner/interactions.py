@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from copilot_insights.runner.log import iso
+from copilot_insights.runner.log import Mode, iso
 
 if TYPE_CHECKING:
     from copilot_insights.runner.agent import Agent
 
-Mode: TypeAlias = Literal["interactive", "plan", "autopilot"]
 Delivery: TypeAlias = Literal["idle", "queued", "steering"]
 
 NUDGE = (

@@ -13,7 +13,9 @@ import time
 import uuid
 from datetime import UTC, datetime
 from io import FileIO
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import msgspec
 
 from copilot_insights.errors import InsightsError
 
@@ -25,9 +27,92 @@ try:
 except ImportError:  # Windows has no flock; there the second writer is not kept out
     fcntl = None  # type: ignore[assignment]
 
+Mode: TypeAlias = Literal["interactive", "plan", "autopilot"]
+"""How a session works."""
+
 Event: TypeAlias = dict[str, Any]
 """`{type, data, [agentId], [ephemeral], id, timestamp, parentId}`, keys in the CLI's order."""
 
+
+class _Data(msgspec.Struct, rename="camel"):
+    """What is read of an event's data when a session goes on; nothing else is looked at."""
+
+
+class _Start(_Data):
+    start_time: datetime
+    context: dict[str, Any] | None = None
+
+
+class _User(_Data):
+    content: str
+    transformed_content: str | None = None
+
+
+class _Text(_Data):
+    content: str | None = None
+
+
+class _Request(_Data):
+    tool_call_id: str
+    name: str
+
+
+class _Reply(_Data):
+    content: str | None = None
+    tool_requests: list[_Request] | None = None
+
+
+class _Call(_Data):
+    tool_call_id: str
+
+
+class _Edit(_Data):
+    path: str | None = None
+
+
+class _Completion(_Call):
+    file_edits: list[_Edit] | None = None
+    tool_telemetry: dict[str, dict[str, str | int | float | bool | None]] | None = None
+
+
+class _Usage(_Data):
+    model: str
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    duration: float | None = None
+
+
+class _Record(_Data):
+    usage: _Usage
+
+
+class _Mode(_Data):
+    new_mode: Mode | None = None
+    mode: Mode | None = None
+
+
+class _Envelope(msgspec.Struct, rename="camel"):
+    type: str
+    data: dict[str, Any]
+    id: str
+    agent_id: str | None = None
+
+
+_DATA: Final[dict[str, Any]] = {
+    "session.start": _Start,
+    "system.message": _Text,
+    "system.notification": _Text,
+    "user.message": _User,
+    "assistant.message": _Reply,
+    "tool.execution_start": _Call,
+    "tool.execution_complete": _Completion,
+    "session.usage_record": _Record,
+    "session.mode_changed": _Mode,
+    "session.mode_notice_delivered": _Mode,
+}
 
 LOCK_ATTEMPTS = 6
 LOCK_WAIT_SECONDS = 0.05
@@ -57,17 +142,22 @@ def read_events(path: Path) -> tuple[list[Event], int]:
     no events are passed over, as the CLI does since 1.0.86.
     """
     raw = path.read_bytes()
-    events: list[Event] = []
-    for line in raw.splitlines(keepends=True):
-        try:
-            event = json.loads(line)
-        except ValueError:
-            if not line.endswith(b"\n"):
-                return events, len(raw) - len(line)
-            continue
-        if isinstance(event, dict) and isinstance(event.get("data"), dict) and "type" in event:
-            events.append(event)
+    lines = raw.splitlines(keepends=True)
+    events = [event for line in lines if (event := parse_event(line))]
+    if lines and not lines[-1].endswith(b"\n") and not parse_event(lines[-1]):
+        return events, len(raw) - len(lines[-1])
     return events, len(raw)
+
+
+def parse_event(line: bytes) -> Event | None:
+    """The event of a line; None for one that is damaged where it would be read."""
+    try:
+        event: Event = json.loads(line)
+        msgspec.convert(event, _Envelope)
+        msgspec.convert(event["data"], _DATA.get(event["type"], dict))
+    except (ValueError, RecursionError):
+        return None
+    return event
 
 
 class EventLog:

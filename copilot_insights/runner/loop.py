@@ -13,10 +13,12 @@ how a tool call is allowed, run and recorded.
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from copilot_insights.errors import InsightsError
 from copilot_insights.runner.calls import run_calls
 from copilot_insights.runner.model import Delta, ModelError, Reply
 from copilot_insights.runner.totals import usage_data
@@ -24,6 +26,8 @@ from copilot_insights.runner.totals import usage_data
 if TYPE_CHECKING:
     from copilot_insights.runner.agent import Agent
     from copilot_insights.runner.tools import ToolResult
+
+logger = logging.getLogger(__name__)
 
 
 class End(Exception):  # noqa: N818  # an ending, not always an error
@@ -54,6 +58,14 @@ class Failed(End):
             data["statusCode"] = status
         super().__init__("session.error", data | {"originatingMessageId": message_id})
         self.message = message
+
+
+def unexpected(error: Exception, message_id: str) -> Failed:
+    """The ending for an error that nobody foresaw."""
+    if isinstance(error, InsightsError):
+        return Failed("query", str(error), None, message_id)
+    logger.error("The loop failed", exc_info=error)
+    return Failed("query", f"{type(error).__name__}: {error}", None, message_id)
 
 
 async def interact(agent: Agent) -> Reply:

@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 from copilot_insights.runner.model import Message, ModelError, Reply
 from copilot_insights.runner.scripts import (
     Cue,
+    Failures,
     ScriptedError,
     Scripts,
     Step,
@@ -51,7 +52,7 @@ class ScriptServer(ThreadingHTTPServer):
         self.scripts = scripts
         self._lock = threading.Lock()
         self._log: IO[str] | None = log.open("a", encoding="utf-8") if log else None
-        self._failures: Counter[tuple[str, str, int]] = Counter()
+        self._failures = Failures()
         self._served: Counter[str] = Counter()
         self._compacted: set[str] = set()
 
@@ -82,13 +83,8 @@ class ScriptServer(ThreadingHTTPServer):
 
     def fails(self, label: str, cue: Cue) -> ScriptedError | None:
         """The error of a step, as long as it is to be given."""
-        error = cue.reply.error
-        if error is None:
-            return None
         with self._lock:
-            self._failures[label, cue.script, cue.step] += 1
-            count = self._failures[label, cue.script, cue.step]
-        return error if error.times == 0 or count <= error.times else None
+            return self._failures.next(cue, label)
 
     def server_close(self) -> None:
         """Close the log too."""

@@ -29,6 +29,14 @@ None if there is nobody."""
 
 HARMLESS_COMMANDS = frozenset({"cat", "echo", "false", "head", "ls", "pwd", "tail", "true", "wc"})
 SHELL_SYNTAX = frozenset("|&;<>()$`\\\"'*?[]{}~#!\n")
+SEPARATORS = re.compile(r"[;&|\n(){}`]+")
+ASSIGNMENT = re.compile(r"\w+=")
+BEFORE = frozenset(
+    {"!", "builtin", "command", "do", "elif", "else", "env", "exec", "if", "nice", "nohup", "sudo",
+     "then", "time", "until", "while", "xargs"}
+)  # fmt: skip
+"""Words that a command can stand behind."""
+
 PLAIN_FLAG = re.compile(r"-[A-Za-z0-9]+")
 UNATTENDED = "denied-no-approval-rule-and-could-not-request-from-user"
 OUTCOMES: dict[str, str] = {
@@ -61,14 +69,25 @@ class Rule:
             )
         return cls(subject, rest[:-1] if opened else None)
 
-    def matches(self, tool: Tool, call: Call) -> bool:
-        """Whether the rule is about this call."""
+    def allows(self, tool: Tool, call: Call) -> bool:
+        """Whether the rule is about all that this call does."""
+        return self._matches(tool, call, [call.command])
+
+    def denies(self, tool: Tool, call: Call) -> bool:
+        """Whether the rule is about anything that this call does: one command of many is enough.
+
+        It reads what is written, as a person would: a command may be hidden from it (in a
+        variable, a script, another program), so a deny rule is no sandbox.
+        """
+        return self._matches(tool, call, [call.command, *_commands(call.command)])
+
+    def _matches(self, tool: Tool, call: Call, commands: Sequence[str]) -> bool:
         if self.subject not in (tool.name, tool.access):
             return False
         if self.argument is None:
             return True
         if tool.access == "shell":
-            return _command_matches(self.argument, call.command)
+            return any(_command_matches(self.argument, command) for command in commands)
         return any(fnmatch.fnmatch(str(path), self.argument) for path in call.paths)
 
     def __str__(self) -> str:
@@ -109,7 +128,7 @@ class Policy:
 
     def denied_by(self, tool: Tool, call: Call) -> str | None:
         """The message of the deny rules that match."""
-        rules = [str(rule) for rule in self.deny if rule.matches(tool, call)]
+        rules = [str(rule) for rule in self.deny if rule.denies(tool, call)]
         if not rules:
             return None
         named = ", ".join(f"`{rule}`" for rule in rules)
@@ -121,7 +140,7 @@ class Policy:
             return True
         if self.outside(call, cwd):
             return False
-        if self.allow_all or hook_allowed or any(rule.matches(tool, call) for rule in self.allow):
+        if self.allow_all or hook_allowed or any(rule.allows(tool, call) for rule in self.allow):
             return True
         if self.ask_reads:
             return False
@@ -257,6 +276,21 @@ def is_harmless(command: str, cwd: Path, directories: Sequence[Path] = ()) -> bo
         else any((cwd / word).resolve().is_relative_to(place) for place in places)
         for word in words[1:]
     )
+
+
+def _commands(line: str) -> list[str]:
+    """The commands that stand in a command line, without what only goes before them."""
+    found = []
+    for piece in SEPARATORS.split(line):
+        try:
+            words = shlex.split(piece)
+        except ValueError:  # a quotation that another piece ends
+            words = piece.replace('"', " ").replace("'", " ").split()
+        while words and (words[0] in BEFORE or ASSIGNMENT.match(words[0])):
+            words.pop(0)
+        if words:
+            found.append(" ".join([words[0].rpartition("/")[2], *words[1:]]))
+    return found
 
 
 def _command_matches(pattern: str, command: str) -> bool:

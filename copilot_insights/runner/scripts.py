@@ -14,6 +14,7 @@ import asyncio
 import json
 import re
 import uuid
+from collections import Counter
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -209,6 +210,23 @@ def deltas(reply: Reply) -> list[Delta]:
     ]
 
 
+class Failures:
+    """Which errors of a script are to be given, and how often they were."""
+
+    def __init__(self) -> None:
+        """None was."""
+        self._given: Counter[tuple[str, str, int]] = Counter()
+
+    def next(self, cue: Cue, label: str = "") -> ScriptedError | None:
+        """The error of a step, as long as it is to be given; each `label` has its own count."""
+        error = cue.reply.error
+        if error is None:
+            return None
+        self._given[label, cue.script, cue.step] += 1
+        past = error.times and self._given[label, cue.script, cue.step] > error.times
+        return None if past else error
+
+
 class ScriptedModel:
     """A model that plays scripts in this process."""
 
@@ -216,6 +234,7 @@ class ScriptedModel:
         """`name` is the model id in the log."""
         self.name = name
         self.scripts = scripts
+        self._failures = Failures()
 
     async def reply(
         self,
@@ -226,7 +245,7 @@ class ScriptedModel:
         """See `Model.reply`."""
         cue = find_cue(self.scripts, messages)
         await asyncio.sleep(cue.reply.delay)
-        if error := cue.reply.error:
+        if error := self._failures.next(cue):
             raise ModelError(
                 f"{error.status} {error.message}", error.status, error_kind(error.status)
             )

@@ -18,8 +18,8 @@ from copilot_insights.runner import subagents
 from copilot_insights.runner.agent import Agent, Limits
 from copilot_insights.runner.history import INTERRUPTED
 from copilot_insights.runner.hooks import Hooks
-from copilot_insights.runner.interactions import INSTRUCTIONS, Mode, Prompt
-from copilot_insights.runner.log import Event, EventLog, iso
+from copilot_insights.runner.interactions import INSTRUCTIONS, Prompt
+from copilot_insights.runner.log import Event, EventLog, Mode, iso
 from copilot_insights.runner.permissions import Policy
 from copilot_insights.runner.toolbox import builtin_tools
 from copilot_insights.runner.tools import Tool, ToolContext, ToolResult
@@ -142,19 +142,27 @@ class Session:
                 hint="`session-state` of the home directory holds those that there are.",
             )
         session = cls(settings, session_id)
-        count, size = len(session.log.events), session.log.size
-        open_calls = session._replay()
+        try:
+            session._go_on(record=record)
+        except BaseException:
+            session.log.close()
+            raise
+        return session
+
+    def _go_on(self, *, record: bool) -> None:
+        count, size = len(self.log.events), self.log.size
+        open_calls = self._replay()
         if record:
-            session.emit(
+            self.emit(
                 "session.resume",
                 {
                     "resumeTime": iso(datetime.now(UTC)),
                     "eventCount": count,
                     "eventsFileSizeBytes": size,
-                    "selectedModel": settings.model.name,
+                    "selectedModel": self.settings.model.name,
                     "contextTier": None,
                     "sessionLimits": None,
-                    "context": work_context(session.cwd),
+                    "context": work_context(self.cwd),
                     "alreadyInUse": False,
                     "remoteSteerable": False,
                     "sessionWasActive": False,
@@ -163,11 +171,10 @@ class Session:
         for agent_id, call_id in open_calls:
             error = {"message": INTERRUPTED, "code": "interrupted"}
             data = {"toolCallId": call_id, "success": False, "error": error}
-            session.emit("tool.execution_complete", data, agent_id=agent_id)
-        session.worker.session_source = "resume"
-        if settings.mode != "interactive":
-            session.set_mode(settings.mode)
-        return session
+            self.emit("tool.execution_complete", data, agent_id=agent_id)
+        self.worker.session_source = "resume"
+        if self.settings.mode != "interactive":
+            self.set_mode(self.settings.mode)
 
     def _replay(self) -> list[tuple[str | None, str]]:
         """Fold the log into the history; the calls that nothing answered, with their agent."""
@@ -183,9 +190,9 @@ class Session:
             elif kind == "abort":
                 started.clear()  # their results were dropped on purpose
             elif kind == "session.mode_changed":
-                self.mode = data.get("newMode", self.mode)
+                self.mode = data.get("newMode") or self.mode
             elif kind == "session.mode_notice_delivered":
-                self.told_mode = data.get("mode", self.told_mode)
+                self.told_mode = data.get("mode") or self.told_mode
         return [(agent_id, call_id) for call_id, agent_id in started.items()]
 
     # Events
@@ -280,7 +287,7 @@ class Session:
 
         Raises:
             TimeoutError: not idle in time.
-            InsightsError: the session ended in an error, or was aborted.
+            InsightsError: this prompt ended in an error, or was aborted.
         """
         idle: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
         said = ""
@@ -292,14 +299,16 @@ class Session:
                 return
             if event["type"] == "assistant.message":
                 said = event["data"]["content"] or said
-            elif event["type"] == "session.error" and not event.get("ephemeral"):
+            elif event["data"].get("originatingMessageId") == message_id and (
+                event["type"] == "session.error"
+            ):
                 failure = event["data"]["message"]
             elif event["type"] == "session.idle" and not idle.done():
                 idle.set_result(event)
 
+        message_id = self.send(prompt)  # its events come when this waits, and not before
         stop = self.on(watch)
         try:
-            self.send(prompt)
             event = await asyncio.wait_for(idle, timeout)
         finally:
             stop()

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 KEPT_BYTES = 4 * 1024 * 1024
 """Of each command's output; what comes after is counted and dropped."""
 
-CHUNK_BYTES = 256 * 1024
 REAP_SECONDS = 5.0
 DRAIN_SECONDS = 0.5
 """How long to wait for output that is still in the pipe when a command has ended."""
@@ -123,7 +123,7 @@ def clip(text: str, size: int, context: ToolContext) -> str:
     if size <= context.large_output:
         return text
     context.spill.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file = context.spill / f"{context.call.id}.txt"
+    file = context.spill / f"{uuid.uuid4()}.txt"  # a call's id is the model's text, and no name
     file.write_text(text, encoding="utf-8", errors="replace")
     cut = "" if size <= KEPT_BYTES else f" Only the first {KEPT_BYTES} bytes were kept."
     return (
@@ -153,7 +153,7 @@ async def bash(
     except TimeoutError as error:
         printed = error.args[0].decode(errors="replace")
         raise ToolFailed(
-            f"Killed after {context.bash_timeout:g} seconds. Output so far:\n{printed[:2000]}",
+            f"Killed after {context.bash_timeout:g} s. Output so far:\n{printed[:2000]}",
             "timeout",
         ) from error
     text = clip(done.output.decode(errors="replace"), done.size, context)

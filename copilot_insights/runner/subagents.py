@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from copilot_insights.runner.agent import Agent
 from copilot_insights.runner.interactions import Prompt, open_interaction, welcome
-from copilot_insights.runner.loop import Failed, TaskComplete, interact
+from copilot_insights.runner.loop import Failed, TaskComplete, interact, unexpected
 from copilot_insights.runner.tools import ToolContext, ToolFailed, ToolResult
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ async def _work(child: Agent, call: ToolCall, arguments: Mapping[str, Any]) -> T
     child.emit("session.model_change", {"source": "agent", "newModel": child.model.name})
     about = {"agentName": child.kind, "transcriptPath": str(session.log.path)}
     whole = {**about, "agentId": child.id, "agentType": child.kind}
-    kind, outcome = "subagent.failed", dict[str, Any](error="cancelled")
+    kind, outcome = "subagent.failed", dict[str, Any]()
     try:
         await session.root.run_hooks("subagentStart", whole)
         prompt = Prompt(arguments["prompt"], session.new_id(), source=f"agent-{session.id}")
@@ -142,6 +142,10 @@ async def _work(child: Agent, call: ToolCall, arguments: Mapping[str, Any]) -> T
     except asyncio.CancelledError:
         kind, outcome = "subagent.completed", {"cancelled": True}
         raise
+    except Exception as error:
+        message = unexpected(error, child.message_id).message
+        kind, outcome = "subagent.failed", {"error": message}
+        raise ToolFailed(f"The agent failed: {message}") from error
     finally:
         child.emit(kind, ended | _work_done(child, session.log.events[first:], started) | outcome)
 

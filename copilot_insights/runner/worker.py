@@ -8,12 +8,10 @@ abort.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from copilot_insights.errors import InsightsError
 from copilot_insights.runner.hooks import MOST_BLOCKS
 from copilot_insights.runner.interactions import (
     NUDGE,
@@ -22,7 +20,7 @@ from copilot_insights.runner.interactions import (
     open_interaction,
     welcome,
 )
-from copilot_insights.runner.loop import End, Failed, TaskComplete, interact
+from copilot_insights.runner.loop import End, TaskComplete, interact, unexpected
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
     from copilot_insights.runner.tools import ToolResult
 
 Outcome: TypeAlias = Literal["answered", "task_complete", "error"]
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +122,12 @@ class Worker:
                 while self._queue or self._steering:
                     item = (self._queue or self._steering).popleft()
                     self._pending_changed()
-                    if isinstance(item, Notice):
-                        await self._report(item)
-                    else:
-                        await self._serve(item)
+                    try:
+                        await (
+                            self._report(item) if isinstance(item, Notice) else self._serve(item)
+                        )
+                    except Exception as error:  # noqa: BLE001  # whoever waits is told
+                        self._end_with(unexpected(error, self.root.message_id))
                 if not self._background:
                     break
                 self.session.emit("assistant.idle", {}, ephemeral=True)
@@ -201,19 +199,18 @@ class Worker:
             return "task_complete"
         except End as end:
             failure = end
-        except InsightsError as error:
-            failure = Failed("query", str(error), None, self.root.message_id)
-        except Exception as error:
-            logger.exception("The loop failed")
-            message = f"{type(error).__name__}: {error}"
-            failure = Failed("query", message, None, self.root.message_id)
+        except Exception as error:  # noqa: BLE001  # it is written into the log
+            failure = unexpected(error, self.root.message_id)
         else:
             self.last_end = "complete"
             await self._ask_to_stop(blocks)
             return "answered"
+        self._end_with(failure)
+        return "error"
+
+    def _end_with(self, failure: End) -> None:
         self.session.emit(failure.kind, failure.data)
         self.last_end = "error"
-        return "error"
 
     async def _ask_to_stop(self, blocks: int) -> None:
         """Let an agentStop hook send the agent back to work, with its reason as the prompt."""

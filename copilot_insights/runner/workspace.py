@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from copilot_insights.errors import InsightsError
-from copilot_insights.runner.log import iso
+from copilot_insights.runner.log import iso, parse_event
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +21,7 @@ HEAD_LINES = 50
 """The first user message is looked for in so many lines."""
 
 NAME_LENGTH = 80
+LONGEST_ID = 200
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +33,7 @@ def session_directory(home: Path, session_id: str) -> Path:
         InsightsError: the id is no plain name, and could lead anywhere.
     """
     plain = all(c.isalnum() or c in "-_." for c in session_id)
-    if not session_id or not plain or session_id.startswith("."):
+    if not session_id or not plain or session_id.startswith(".") or len(session_id) > LONGEST_ID:
         raise InsightsError(f"{session_id!r} is no session id")
     return home / "session-state" / session_id
 
@@ -92,11 +94,12 @@ def describe_session(directory: Path) -> dict[str, Any] | None:
     path = directory / "events.jsonl"
     try:
         modified = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-        with path.open(encoding="utf-8", errors="replace") as file:
-            head = [json.loads(line) for line, _ in zip(file, range(HEAD_LINES), strict=False)]
-    except (OSError, ValueError):
+        with path.open("rb") as file:
+            read = (parse_event(line) for line in islice(file, HEAD_LINES))
+            head = [event for event in read if event]
+    except OSError:
         return None
-    if not head or head[0].get("type") != "session.start":
+    if not head or head[0]["type"] != "session.start":
         return None
     start = head[0]["data"]
     entry = {
@@ -108,7 +111,7 @@ def describe_session(directory: Path) -> dict[str, Any] | None:
         "context": start.get("context") or {},
     }
     for event in head:
-        if event.get("type") == "user.message":
+        if event["type"] == "user.message":
             entry["summary"] = entry["name"] = str(event["data"].get("content"))[:NAME_LENGTH]
             break
     return entry

@@ -10,10 +10,12 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 
 from copilot_insights.errors import InsightsError
+from copilot_insights.runner import client
 from copilot_insights.runner.client import ClientTool, CopilotClient, approve_all
 from tests.runner.shapes import assert_same_shape, read
 from tests.runner.support import (
@@ -260,6 +262,51 @@ def test_two_clients_share_a_session(server, shop):
     seen = asyncio.run(main())
     assert seen.count("session.idle") == 2
     assert "session.shutdown" not in seen
+
+
+FAKE = """#!{python}
+import json, sys
+size = int(sys.stdin.buffer.readline().split()[1])
+sys.stdin.buffer.readline()
+asked = json.loads(sys.stdin.buffer.read(size))
+if {version} != 0:
+    answer = {{"jsonrpc": "2.0", "id": asked["id"], "result": {{"protocolVersion": {version}}}}}
+    body = json.dumps(answer).encode()
+    sys.stdout.buffer.write(b"Content-Length: %d\\r\\n\\r\\n%s" % (len(body), body))
+    sys.stdout.buffer.flush()
+if {version} != -1:
+    sys.stdin.buffer.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [(None, "Cannot reach a server at /no/such/program: No such file or directory"),
+     (2, "The server speaks protocol version 2, not 3"),
+     (0, "The server did not answer within 1 seconds"),
+     (-1, "The server speaks protocol version -1, not 3")],
+)  # fmt: skip
+def test_a_client_that_finds_no_server_says_so_and_leaves_nothing_behind(
+    tmp_path, monkeypatch, version, said
+):
+    monkeypatch.setattr(client, "GRACE_SECONDS", 0.2)  # the server ends by itself, or is killed
+    monkeypatch.setattr(client, "HANDSHAKE_SECONDS", 60.0 if version else 1.0)
+    program = tmp_path / "server"
+    program.write_text(FAKE.format(python=sys.executable, version=version), encoding="utf-8")
+    program.chmod(0o755)
+
+    async def main():
+        finds_none = CopilotClient([str(program) if version is not None else "/no/such/program"])
+        with pytest.raises(InsightsError) as caught:
+            async with finds_none:
+                pass
+        assert str(caught.value).splitlines()[0].startswith(said)
+        process = finds_none._process  # noqa: SLF001  # whether it has ended
+        assert process is None or process.returncode is not None
+        with pytest.raises(InsightsError, match=r"Cannot reach a server at 127\.0\.0\.1:1"):
+            await CopilotClient(port=1).start()
+
+    asyncio.run(main())
 
 
 def test_steering_joins_the_running_interaction(server, shop):

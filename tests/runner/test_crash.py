@@ -1,6 +1,7 @@
 """Whatever happens to the process, the log holds whole lines and the session goes on."""
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from copilot_insights.errors import InsightsError
 from copilot_insights.runner.log import EventLog, read_events
 from copilot_insights.runner.scripts import ScriptedModel, load_scripts
 from copilot_insights.runner.session import Session, Settings
+from copilot_insights.runner.workspace import list_sessions
 from tests.runner.shapes import read
 from tests.runner.support import HERE, REAL, SCRIPTS
 
@@ -39,6 +41,70 @@ def resume(home, session_id):
         return said
 
     return asyncio.run(main())
+
+
+def places(value, path=()):
+    """The path of every value within a JSON value."""
+    yield path
+    pairs = value.items() if isinstance(value, dict) else ()
+    for key, inner in enumerate(value) if isinstance(value, list) else pairs:
+        yield from places(inner, (*path, key))
+
+
+def replaced(value, path, new):
+    """The JSON value with another at that path, or without it."""
+    if not path:
+        return new
+    inner = value[path[0]]
+    value = value.copy()
+    if len(path) == 1 and new is ...:
+        del value[path[0]]
+    else:
+        value[path[0]] = replaced(inner, path[1:], new)
+    return value
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    scenario=st.sampled_from(["sub2", "tools", "hooks", "denied"]),
+    harm=st.lists(
+        st.tuples(
+            st.integers(0, 10**9),
+            st.integers(0, 10**9),
+            st.sampled_from([..., None, 7, -0.5, "x", [], [1], {}, {"a": []}, True]),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_a_log_with_damaged_fields_resumes_or_is_refused(tmp_path_factory, scenario, harm):
+    events = read(REAL / "1.0.102" / scenario / "events.jsonl")
+    for number, where, new in harm:
+        which = number % len(events)
+        found = list(places(events[which]))[1:]
+        if found:
+            events[which] = replaced(events[which], found[where % len(found)], new)
+    home = tmp_path_factory.mktemp("home")
+    path = home / "session-state" / "s" / "events.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    with contextlib.suppress(InsightsError):
+        assert resume(home, "s") == "Hello there, done."
+    assert not list(path.parent.glob("inuse.*"))
+    assert len(list_sessions(home)) <= 1
+
+
+def test_a_damaged_log_hides_no_other_session(tmp_path):
+    good = (REAL / "1.0.102" / "tools" / "events.jsonl").read_bytes()
+    logs = {"torn": good[:-40], "list": b"[1]\n", "deep": b"[" * 10**5, "empty": b"", "good": good,
+            "odd": good.replace(b'"context":{', b'"context":[],"was":{', 1)}  # fmt: skip
+    for name, data in logs.items():
+        path = tmp_path / "session-state" / name / "events.jsonl"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(data)
+    assert {entry["sessionId"] for entry in list_sessions(tmp_path)} == {"torn", "good"}
 
 
 @settings(

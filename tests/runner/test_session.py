@@ -8,13 +8,27 @@ from typing import Any
 import pytest
 
 from copilot_insights.errors import InsightsError
+from copilot_insights.runner import worker
 from copilot_insights.runner.agent import Limits
-from copilot_insights.runner.hooks import Hooks, load_hook_files
+from copilot_insights.runner.hooks import HOOK_TYPES, Hooks, load_hook_files
+from copilot_insights.runner.model import ModelError
 from copilot_insights.runner.permissions import Call, Policy, Rule, is_harmless
-from copilot_insights.runner.scripts import ScriptedModel, load_scripts
+from copilot_insights.runner.scripts import ScriptedError, ScriptedModel, Step, load_scripts
 from copilot_insights.runner.session import Session, Settings
+from copilot_insights.runner.toolbox import builtin_tools
 from tests.runner.shapes import assert_same_shape, read
 from tests.runner.support import HERE, write_scripts
+
+ANSWERS = ("modifiedPrompt", "modifiedTransformedPrompt", "modifiedArgs", "modifiedResult",
+           "additionalContext", "decision", "reason", "permissionDecision",
+           "permissionDecisionReason")  # fmt: skip
+NONSENSE = {
+    "text": "oops",
+    "list": [1],
+    "number": 5,
+    "numbers within": dict.fromkeys(ANSWERS, 7),
+    "lists within": {name: ["x"] for name in ANSWERS},
+}
 
 
 @pytest.fixture
@@ -189,6 +203,77 @@ def test_a_hook_that_fails_is_recorded_and_changes_nothing(play):
     assert {end["success"] for end in ends} == {False}
     assert ends[0]["error"] == {"message": "hook broke"}
     assert all(data["success"] for data in of("tool.execution_complete", session.log.events))
+
+
+@pytest.mark.parametrize("kind", HOOK_TYPES)
+@pytest.mark.parametrize("output", NONSENSE.values(), ids=NONSENSE)
+def test_a_hook_that_answers_nonsense_holds_nothing_up(play, kind, output):
+    given = hooks(**{kind: lambda _: output})
+    _, seen = play("[[script:sub]] go", "[[error]] go", hooks=given)
+    assert types(seen).count("session.idle") == 2
+    assert "session.shutdown" in types(seen)
+
+
+def test_what_nobody_foresaw_is_an_error_and_no_silence(play, monkeypatch):
+    async def breaks(*_):
+        raise ZeroDivisionError("in the middle")
+
+    monkeypatch.setattr(worker, "welcome", breaks)
+    _, seen = play("[[script:hello]] go")
+    assert of("session.error", seen)[0]["message"] == "ZeroDivisionError: in the middle"
+    assert types(seen).count("session.idle") == 1
+
+
+def test_an_agent_in_the_background_that_breaks_is_told_as_failed(play, tmp_path):
+    class Breaks(ScriptedModel):
+        async def reply(self, messages, tools, on_delta):
+            if "[[script:child]]" in str(messages[-1]):
+                raise ZeroDivisionError("in the child")
+            return await super().reply(messages, tools, on_delta)
+
+    model = Breaks(load_scripts(write_scripts(tmp_path)))
+    session, _ = play("[[script:background]] go", model=model)
+    [failed] = of("subagent.failed", session.log.events)
+    assert failed["error"] == "ZeroDivisionError: in the child"
+    assert of("system.notification", session.log.events)
+    results = [d.get("result") for d in of("tool.execution_complete", session.log.events)]
+    assert {"content": "The agent failed: ZeroDivisionError: in the child"} in results
+
+
+def test_a_prompt_does_not_take_the_error_of_another(play):
+    async def then(session):
+        session.send("[[error]] first")
+        assert await session.send_and_wait("[[script:hello]] second", 20) == "Hello there, done."
+        with pytest.raises(InsightsError, match="400 boom"):
+            await session.send_and_wait("[[error]] third", 20)
+
+    play(then=then)
+
+
+def test_an_error_that_a_script_gives_so_often_is_over_then():
+    scripts = {"x": [Step("At last.", error=ScriptedError(500, "no", times=2))]}
+    model = ScriptedModel(scripts)
+
+    def ask():
+        return asyncio.run(model.reply([{"role": "user", "content": "go"}], [], lambda _: None))
+
+    for _ in range(2):
+        with pytest.raises(ModelError, match="500 no"):
+            ask()
+    assert ask().text == "At last."
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["rm x", "rm nothing; echo ran", "true; rm -f x; echo ran", "true && /bin/rm x", "echo $(rm x)",
+     "echo `rm x`", "(rm x)", "{ rm x; }", "A=1 rm x", "sudo rm x", "'rm' x", "true\nrm x",
+     "if true; then rm x; fi", "ls | xargs rm", "sleep 9 & rm x", "echo 'a; rm x"],
+)  # fmt: skip
+def test_a_deny_rule_finds_its_command_among_others(command):
+    bash = builtin_tools()["bash"]
+    assert Rule.parse("shell(rm:*)").denies(bash, Call(command, ()))
+    assert not Rule.parse("shell(git:*)").denies(bash, Call(command, ()))
+    assert Rule.parse("shell(rm:*)").allows(bash, Call(command, ())) == (command == "rm x")
 
 
 def test_hooks_can_be_commands(play, tmp_path):

@@ -37,9 +37,9 @@ async def no_task(*_):
 def call(tmp_path, shop):
     """`call(tool, **arguments)`; what `run_tool` gives."""
 
-    def call_(name, arguments=None, bash_timeout=20.0, **named):
+    def call_(name, arguments=None, bash_timeout=20.0, call_id="call_1", **named):
         context = ToolContext(
-            shop.resolve(), ToolCall("call_1", name, {}), tmp_path / "spill", no_task, bash_timeout
+            shop.resolve(), ToolCall(call_id, name, {}), tmp_path / "spill", no_task, bash_timeout
         )
         arguments = named if arguments is None else arguments
         return asyncio.run(run_tool(TOOLS.get(name), context, arguments))
@@ -152,7 +152,7 @@ def test_a_command_gives_its_output_and_exit_code(call):
 def test_a_command_that_never_ends_is_killed_with_its_children(call):
     result = call("bash", command="sleep 600 & echo $!; sleep 600", bash_timeout=1.0)
     assert result.code == "timeout"
-    assert "Killed after 1 second" in result.text
+    assert "Killed after 1 s" in result.text
     assert is_gone(int(result.text.split()[-1]))
 
 
@@ -206,6 +206,17 @@ def test_paths_that_lead_out_are_refused(run, log, shop, tmp_path):
     assert "hush" not in said
     assert (tmp_path / "secret.txt").read_text(encoding="utf-8") == "hush"
     assert not (tmp_path / "new.txt").exists()
+
+
+@pytest.mark.parametrize("call_id", ["../evil", "/{}/evil", "a/b", "x" * 300, "nul\0", "."])
+def test_an_output_is_spilled_to_its_place_whatever_the_model_calls_the_call(
+    call, tmp_path, call_id
+):
+    before = sorted(tmp_path.rglob("*"))
+    result = call("bash", command="seq 100000", call_id=call_id.format(tmp_path))
+    assert result.success
+    new = [path for path in tmp_path.rglob("*") if path not in before]
+    assert {path.parent for path in new if path.is_file()} == {tmp_path / "spill"}
 
 
 def test_a_spilled_output_can_be_read(call, tmp_path):
