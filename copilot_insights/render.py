@@ -161,10 +161,21 @@ def _shown(section: Section) -> tuple[pl.DataFrame, str]:
 
 
 _MARKUP: Final = re.compile(r"([\\`*_\[\]<>|~&])")
+# a word that some renderer links or draws as it stands: an address, @name, #12, GH-12, the hash
+# of a commit, $formula$, :emoji:. An escape or entity does not keep GitHub from it; as code,
+# nothing in it acts.
+_LIVE: Final = re.compile(
+    r"[@#$]|//|www\.|\.[^\W\d_]{2}|:[a-z+-]\w*:|\b(?:gh|cve)-\d|\bghsa-|[\da-f]{7}", re.IGNORECASE
+)
+_WORD: Final = re.compile(r"[^\s\\`|]+|[\\`|]")
 
 
 def _escape(text: str) -> str:
-    return _MARKUP.sub(r"\\\1", text)
+    return _WORD.sub(_inert, text)
+
+
+def _inert(word: re.Match[str]) -> str:
+    return f"`{word[0]}`" if _LIVE.search(word[0]) else _MARKUP.sub(r"\\\1", word[0])
 
 
 def _markdown(sections: Sequence[Section], tz: str) -> Iterator[str]:
@@ -181,7 +192,11 @@ def _blocks(section: Section, tz: str) -> Iterator[str]:
     columns = [c for c in section.columns if c.unit != "bar"]
     if columns:
         rows = [
-            [cell(v, c.unit, tz) for v, c in zip(row, columns, strict=True)]
+            [
+                # no text, whatever its digits are
+                cell(v, c.unit, tz) if c.unit == "number" else _escape(cell(v, c.unit, tz))
+                for v, c in zip(row, columns, strict=True)
+            ]
             for row in frame.select(c.of for c in columns).iter_rows()
         ]
         rule = "|".join(" --- " if c.unit in LEFT else " ---: " for c in columns)
@@ -195,7 +210,7 @@ def _blocks(section: Section, tz: str) -> Iterator[str]:
 
 
 def _row(cells: list[str]) -> str:
-    return "| " + " | ".join(map(_escape, cells)) + " |"
+    return "| " + " | ".join(cells) + " |"
 
 
 _PAGE: Final = 100

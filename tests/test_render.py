@@ -8,8 +8,10 @@ import json
 import re
 import unicodedata
 from functools import cache
+from html import unescape
 from pathlib import Path
 
+import polars as pl
 import pytest
 from markdown_it import MarkdownIt
 from rich.cells import cell_len
@@ -17,7 +19,7 @@ from rich.cells import cell_len
 from copilot_insights import load, loading
 from copilot_insights.metrics import Filter
 from copilot_insights.render import FORMATS, clean, render
-from copilot_insights.reports import NAMED, table
+from copilot_insights.reports import NAMED, Column, Section, table
 from copilot_insights.schema import AT, TABLES
 from copilot_insights.tree import show
 
@@ -59,7 +61,7 @@ def damaged(tmp_path_factory):
 
 def page(text):
     """Markdown → HTML, and the number of cells in each row of its tables."""
-    html = MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(text)
+    html = MarkdownIt("gfm-like", {"html": True}).render(text)
     tables = re.findall("(?s)<table>.*?</table>", html)
     return html, [
         [row.count("</t") - 1 for row in re.findall("(?s)<tr>.*?</tr>", t)] for t in tables
@@ -173,6 +175,10 @@ HOSTILE = [
     "<script>alert(1)</script><!--",
     "&lt;b&gt;&#x202e;",
     "[x](http://evil.example) ![x](http://evil.example/x.png)",
+    "https://evil.example/x?a_b_c|d www.evil.example //evil.example",
+    "@someone/www.evil.example me@evil.example mailto:me@evil.example ftp://evil.example",
+    "owner/repo#12 #12 GH-12 o@0123abc 0123abcd `https://evil.example` \\https://evil.example",
+    "$\\sqrt{x}$ $`x`$ :+1:",
     "<http://evil.example>",
     "**b** __b__ *i* _i_ ~~s~~",
     "# heading",
@@ -194,6 +200,9 @@ HOSTILE = [
     "wide 日本語日本語日本語 👩‍💻",
     "long " * 60,
 ]
+ON_GITHUB = re.compile(
+    r"(?i)://|www\.|@\w|#\d|\bGH-\d|\b(?=\d*[a-f])[\da-f]{7,40}\b|\$\S|:[a-z+]\w*:"
+)
 REPORTS = {name: lambda t, n=name: NAMED[n](t, Filter(), "UTC") for name in NAMED}
 REPORTS |= {f"table-{name}": lambda t, n=name: [table(t, n)] for name in TABLES}
 
@@ -328,11 +337,35 @@ def test_nothing_is_markup_in_markdown_and_tables_keep_their_columns(sections, r
     for section in sections(report):
         html, cells = page(printed([section], "markdown"))
         tags = {*re.findall(r"<(\w+)", html)}
-        assert tags <= {"h2", "ul", "li", "p", "table", "thead", "tbody", "tr", "th", "td"}
+        assert tags <= {"h2", "ul", "li", "p", "table", "thead", "tbody", "tr", "th", "td", "code"}
+        # nor is anything that GitHub links or draws as it stands, but in code
+        assert not ON_GITHUB.search(unescape(re.sub("<code>[^<]*</code>|<.*?>", "", html)))
         columns = len([column for column in section.columns if column.unit != "bar"])
         frame = section.frame if section.shown is None else section.shown
         shown = min(frame.height, section.limit or frame.height)
         assert cells == ([[columns] * (shown + 1)] if columns and shown else [])
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_markdown_shows_the_text_that_stands_in_the_log(text):
+    section = Section("x", "", pl.DataFrame({"x": [text]}), (Column("x", "x"),))
+    [shown] = re.findall("<td>(.*)</td>", page(printed([section], "markdown"))[0])
+    assert unescape(re.sub("</?code>", "", shown)) == clean(text).strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("/home/me/a_b 1.0.65", r"/home/me/a\_b 1.0.65"),
+        ("gpt-5.1 high-5 at 10:00:00", "gpt-5.1 high-5 at 10:00:00"),
+        ("see https://x.example/a_b now", "see `https://x.example/a_b` now"),
+        ("a@b.example|GH-12", r"`a@b.example`\|`GH-12`"),
+        ("1b93736e", "`1b93736e`"),
+    ],
+)
+def test_only_words_that_would_act_are_code_in_markdown(text, shown):
+    section = Section("x", "", pl.DataFrame({"x": [text]}), (Column("x", "x"),))
+    assert printed([section], "markdown").splitlines()[-1] == f"| {shown} |"
 
 
 @pytest.mark.parametrize("report", [*REPORTS, "show"])
