@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from copilot_insights.errors import InsightsError
+from copilot_insights.places import exists, expanded, home
 
 LOG: Final = "events.jsonl"
 STDIN: Final = "-"
@@ -69,10 +70,14 @@ class Found(NamedTuple):
 
 
 def default_roots() -> list[Path]:
-    """The CLI's own places: `$COPILOT_HOME`, else `~/.copilot` and the older XDG places."""
-    if home := os.environ.get("COPILOT_HOME"):
-        return [Path(home)]
-    user = Path.home()
+    """The CLI's own places: `$COPILOT_HOME`, else `~/.copilot` and the older XDG places.
+
+    Raises:
+        InsightsError: neither is known.
+    """
+    if own := os.environ.get("COPILOT_HOME"):
+        return [Path(own)]
+    user = home()
     xdg = [
         Path(os.environ.get(variable) or user / fallback) / name
         for variable, fallback in (
@@ -84,30 +89,35 @@ def default_roots() -> list[Path]:
     return [user / ".copilot", *xdg]
 
 
+def is_path(text: str) -> bool:
+    """Whether that means logs, and not a name or a time. Raises InsightsError where nobody
+    can tell.
+    """
+    return text == STDIN or "/" in text or has_magic(text) or exists(expanded(text))
+
+
 def find(paths: Sequence[str | Path] = ()) -> Found:
     """The logs at `paths` (logs, session directories, roots, globs, `-`), or by default all.
 
     Raises:
-        InsightsError: a path does not exist, or nothing at all was found; it says which
-            places were looked at.
+        InsightsError: a path does not exist or can't be looked for, or nothing at all was found;
+            it says which places were looked at.
     """
     found: dict[str, LogFile] = {}
     problems: list[str] = []
     named = [str(path) for path in paths]
-    looked = [path for path in named if path != STDIN] or [str(p) for p in default_roots()]
-    for text in named or looked:
+    looked = named or [str(path) for path in default_roots()]
+    for text in looked:
         if text == STDIN:
             found[STDIN] = LogFile(STDIN, "stdout", "stdin")
             continue
         matches = _expand(text) if named else [Path(text)]
         for match in matches:
-            for file in _look(match, problems):
-                try:
-                    file.path.encode()
-                except UnicodeEncodeError:
-                    problems.append(f"cannot read {file.path!a}: its name is not UTF-8")
-                    continue
-                found.setdefault(os.path.realpath(file.path), file)
+            try:
+                for file in _look(match, problems):
+                    _add(file, found, problems)
+            except OSError as error:
+                problems.append(f"cannot read {match}: {error.strerror}")
     if not found:
         hint = (
             "Name a log, a session directory or a root (try: copilot-insights report sample_logs)"
@@ -119,9 +129,18 @@ def find(paths: Sequence[str | Path] = ()) -> Found:
     return Found(list(found.values()), problems)
 
 
+def _add(file: LogFile, found: dict[str, LogFile], problems: list[str]) -> None:
+    try:
+        file.path.encode()
+    except UnicodeEncodeError:
+        problems.append(f"cannot read {file.path!a}: its name is not UTF-8")
+    else:
+        found.setdefault(os.path.realpath(file.path), file)
+
+
 def _expand(text: str) -> list[Path]:
-    path = Path(text).expanduser()
-    if path.exists() or path.is_symlink():
+    path = expanded(text)
+    if exists(path):
         return [path]
     if has_magic(text):
         if matches := sorted(glob(str(path), recursive=True)):  # noqa: PTH207 (absolute patterns)
@@ -145,9 +164,10 @@ def _sessions(folder: Path, problems: list[str], depth: int = 2) -> Iterator[Log
     """Logs one level down; two where a folder holds only folders (roots side by side)."""
     try:
         entries = sorted(folder.iterdir())
+    except FileNotFoundError:
+        return
     except OSError as error:
-        if folder.exists():
-            problems.append(f"cannot read {folder}: {error.strerror}")
+        problems.append(f"cannot read {folder}: {error.strerror}")
         return
     for entry in entries:
         if entry.name == "rewind-snapshots" or (entry.name[:1] == "." and entry.name != ".copilot"):

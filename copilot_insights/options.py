@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from copilot_insights.errors import InsightsError
+from copilot_insights.places import exists
 
 if TYPE_CHECKING:
     from copilot_insights.metrics import Filter
@@ -103,13 +104,23 @@ def load_chosen(
     by default the tables that reports are made of. `whole` gives all of each session of
     which any part is chosen.
     """
-    from copilot_insights import when  # noqa: PLC0415
-    from copilot_insights.cache import default_directory  # noqa: PLC0415
-    from copilot_insights.loading import load  # noqa: PLC0415
-    from copilot_insights.metrics import Filter, select  # noqa: PLC0415
-    from copilot_insights.reports import USED  # noqa: PLC0415
+    chosen, tz = choice(options)
+    tables = load_all(options, only)
+    picked = choose(tables, chosen, options)
+    return (tables.of(picked.sessions["session_id"]) if whole else picked), chosen, tz
 
-    _form(options)  # a wrong format is said before the work, not after it
+
+def choice(options: Options) -> "tuple[Filter, str]":
+    """What the options choose, and the time zone. What is wrong with them is raised here, before
+    the work and not after it.
+
+    Raises:
+        InsightsError: a time, a zone or a format is none.
+    """
+    from copilot_insights import when  # noqa: PLC0415
+    from copilot_insights.metrics import Filter  # noqa: PLC0415
+
+    _form(options)
     tz = when.zone(options.tz)
     chosen = Filter(
         since=when.parse(options.since, tz),
@@ -120,6 +131,15 @@ def load_chosen(
         model=options.model or None,
         agent=options.agent or None,
     )
+    return chosen, tz
+
+
+def load_all(options: Options, only: "Collection[str] | Wanted" = ()) -> "Tables":
+    """All of the logs, whatever is chosen; `only` as in `load_chosen`."""
+    from copilot_insights.cache import default_directory  # noqa: PLC0415
+    from copilot_insights.loading import load  # noqa: PLC0415
+    from copilot_insights.reports import USED  # noqa: PLC0415
+
     with Progress("reading logs") as progress:
         tables = load(
             options.paths or (),
@@ -130,12 +150,19 @@ def load_chosen(
         )
     for problem in tables.problems:
         note(problem)
+    return tables
+
+
+def choose(tables: "Tables", chosen: "Filter", options: Options) -> "Tables":
+    """The chosen part; that there is none is noted."""
+    from copilot_insights.metrics import Filter, select  # noqa: PLC0415
+
     picked = select(tables, chosen)
     if not tables.sessions.height:
         note(f"no event in {', '.join(options.paths or ['any log'])}")
     elif not picked.sessions.height and chosen != Filter():
         note(f"nothing of {tables.sessions.height} sessions matches {_told(options)}")
-    return (tables.of(picked.sessions["session_id"]) if whole else picked), chosen, tz
+    return picked
 
 
 def some_event(tables: "Tables", options: Options) -> None:
@@ -157,6 +184,13 @@ def not_empty(tables: "Tables") -> None:
     """Exit code 1 where nothing matched; a note has said so."""
     if not tables.sessions.height:
         raise typer.Exit(1)
+
+
+def refuse(options: Options, what: str, hint: str = "", also: Collection[str] = ()) -> None:
+    """Raises InsightsError where an option is given that only tables have, or one of `also`."""
+    for name in ("json", "format", "limit", *also):
+        if getattr(options, name) is not getattr(Options, name):  # its default
+            raise InsightsError(f"{what} has no --{name}", hint or "Leave it out.", exit_code=2)
 
 
 def _form(options: Options) -> str:
@@ -186,7 +220,7 @@ def put(sections: "list[Section]", options: Options, tz: str, *, found: bool = T
     from copilot_insights.render import render  # noqa: PLC0415
 
     if options.limit is not None:
-        sections = [replace(s, limit=options.limit or None) for s in sections]
+        sections = [s if s.picture else replace(s, limit=options.limit or None) for s in sections]
     form = _form(options)
     if not found and form in {"table", "markdown"}:
         return
@@ -196,6 +230,15 @@ def put(sections: "list[Section]", options: Options, tz: str, *, found: bool = T
         return
     text = "".join(render(sections, form, tz=tz, width=120))  # before the file is touched
     write_file(options.output, text.encode(errors="backslashreplace"), force=options.force)
+
+
+def vacant(paths: Iterable[Path], *, force: bool) -> None:
+    """Asked before the first is written, so that it is all or nothing. Raises InsightsError
+    where one exists, unless forced, or that can't be told.
+    """
+    taken = [str(path) for path in paths if exists(path)]
+    if taken and not force:
+        raise InsightsError(f"{_some(taken)} exists", "Use --force to overwrite.")
 
 
 def write_file(path: Path, data: bytes, *, force: bool) -> None:

@@ -28,7 +28,7 @@ TREES = {
 # otel/spans.py
 LAYERS = """
 errors units
-when schema
+when schema places
 columns decoder discover
 reader
 spans
@@ -86,7 +86,7 @@ CONFINED = {
     "requests": {"otel.exporters"},
 }
 NO_POLARS = {
-    "errors", "units", "when", "discover", "options", "cli", "__init__",
+    "errors", "units", "when", "places", "discover", "options", "cli", "__init__",
     "commands.chart", "commands.compare", "commands.dashboards", "commands.export",
     "commands.redact", "commands.show", "commands.html", "commands.watch", "redact",
 }  # fmt: skip

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from copilot_insights import load
+from copilot_insights import discover, load, loading
 from copilot_insights.compare import compare, per_session, sections, verdict
 
 SAMPLES = Path(__file__).parent.parent / "sample_logs"
@@ -122,8 +122,39 @@ def test_the_command(cli):
     assert code == 0
     assert cli("compare", "--by", "model", "mock", "scripted", SAMPLES)[0] == 0
     assert cli("compare", "--by", "colour", "a", "b", SAMPLES)[0] == 2
-    assert cli("compare", "what", "ever", SAMPLES)[0] == 2
+    assert "what is what?" in cli("compare", "what", "ever", SAMPLES)[2]
     assert cli("compare", *sides, SAMPLES)[0] == 2
     code, _, err = cli("compare", "--by", "model", "mock", "nothing like that", SAMPLES)
     assert code == 1
     assert "no session in nothing like that" in err
+
+
+def test_a_side_is_what_a_path_is(cli, monkeypatch, tmp_path):
+    sides = REAL / "1.0.65", REAL / "1.0.102"
+    rows = cli("compare", *sides, "--json")[1]
+    assert cli("compare", REAL / "1.0.6*", REAL / "1.0.[1]02", "--json") == (0, rows, "")
+    log = next((REAL / "1.0.102").rglob("events.jsonl"))
+    monkeypatch.setattr(discover, "_stdin", log.read_bytes)
+    assert cli("compare", log, "-")[0] == 0
+    code, out, err = cli("compare", "../nothere", log)
+    assert (code, out) == (1, "")
+    assert "no such file or directory: ../nothere" in err
+    picture = tmp_path / "d.HTML"
+    assert cli("compare", *sides, "-o", picture) == (0, "", "")
+    assert picture.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--by", "model", "mock", "scripted"],
+        ["--by", "version", "1.0.65", "1.0.102"],
+        ["..2026-12-01T03:40", "2026-12-01T03:40.."],
+    ],
+)
+def test_logs_of_both_sides_are_read_once(cli, monkeypatch, words):
+    read = []
+    load = loading.load
+    monkeypatch.setattr(loading, "load", lambda *a, **k: read.append(a) or load(*a, **k))
+    assert cli("compare", *words, SAMPLES, "--agent", "main")[0] == 0
+    assert len(read) == 1

@@ -3,6 +3,8 @@
 import io
 import os
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from types import SimpleNamespace
 
@@ -11,6 +13,7 @@ import pytest
 from copilot_insights import InsightsError, discover, load
 from copilot_insights.discover import find
 
+SAMPLES = Path(__file__).parent.parent / "sample_logs"
 AT = '"timestamp":"2026-03-01T10:00:00.000Z"'
 START = '{"type":"session.start","data":{"sessionId":"s"},"id":"1",' + AT + "}\n"
 USER = '{"type":"user.message","data":{"content":"hi"},"id":"2",' + AT + "}\n"
@@ -275,6 +278,66 @@ def test_a_folder_that_cannot_be_read_is_told_beside_the_others(tmp_path, monkey
     assert load([tmp_path / "open", tmp_path / "shut"]).problems == found.problems
     with pytest.raises(InsightsError, match=r"shut.*Permission denied"):
         find([tmp_path / "shut"])
+
+
+@pytest.fixture
+def shut():
+    """A root with a log, into which this user may not look."""
+    with TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        root = Path(place) / "shut"
+        put(root / "session-state" / "a" / "events.jsonl")
+        root.chmod(0)
+        user = os.geteuid()
+        if not user:  # whom no mode keeps out
+            os.seteuid(65534)
+        yield root
+        os.seteuid(user)
+        root.chmod(0o700)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has other rights")
+def test_a_place_that_may_not_be_looked_into_is_a_line(shut, monkeypatch):
+    for place in (shut / "session-state", shut / "session-state" / "a", shut / "*.jsonl"):
+        with pytest.raises(InsightsError, match=r"cannot look for .*shut.*: Permission denied"):
+            find([place])
+    with pytest.raises(InsightsError, match=r"no session logs in .*\(cannot read .*shut: Perm"):
+        find([shut])
+    monkeypatch.setenv("COPILOT_HOME", str(shut))
+    with pytest.raises(InsightsError, match=r"no session logs in .*\(cannot read .*shut: Perm"):
+        find()
+
+
+@pytest.mark.parametrize("name", ["long" * 80, "long" * 80 + "/x", "~nosuchuser/x"])
+@pytest.mark.parametrize(
+    "words", [["report"], ["show"], ["compare", SAMPLES], ["redact", "-o", "d"]]
+)
+def test_what_can_be_no_path_is_a_line(cli, words, name):
+    code, out, err = cli(*words, name)
+    assert (code, out) == (1, "")
+    assert "File name too long" in err or "no home directory for ~nosuchuser/x" in err
+    assert err.count("\n") == 1
+
+
+def test_a_user_without_a_home_is_told_to_name_a_path(cli, tmp_path, monkeypatch):
+    pwd = pytest.importorskip("pwd")
+
+    def nobody(uid):
+        raise KeyError(uid)
+
+    for name in ("HOME", "COPILOT_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    log = put(tmp_path / "a" / "events.jsonl")
+    monkeypatch.setattr(discover, "_stdin", log.read_bytes)
+    assert [file.name for file in find(["-"]).files] == ["stdin"]
+    assert cli("report", log)[::2] == (0, "")
+    where = ["export", "otel", "--endpoint", "http://127.0.0.1:9", log]
+    for words in (["report"], ["watch", "--once"], where):
+        code, _, err = cli(*words)
+        assert code == 1
+        assert "no home directory" in err
+        assert err.count("\n") == 1
 
 
 def test_thousands_of_entries_are_a_moment(tmp_path):

@@ -1,16 +1,25 @@
 """`compare`: two sets of sessions, and what differs between them."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from copilot_insights.commands.chart import KINDS, write_figure
 from copilot_insights.errors import InsightsError
-from copilot_insights.options import Options, load_chosen, put, reading
+from copilot_insights.options import (
+    Options,
+    choice,
+    choose,
+    load_all,
+    put,
+    reading,
+    refuse,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from copilot_insights.tables import Tables
 
 _Option = typer.Option
@@ -42,10 +51,15 @@ def _compare(
     """
     from copilot_insights import compare as comparing  # noqa: PLC0415
 
-    picture = options.output if options.output and options.output.suffix in KINDS else None
-    if picture:  # its suffix names no format of tables
+    if by is not None and by not in _BY:
+        raise InsightsError(f"no --by {by}", f"Use {', '.join(_BY)}.", exit_code=2)
+    picture = options.output
+    if picture and picture.suffix.lower() in KINDS:  # it names no format of tables
+        refuse(options, "a picture")
         options = replace(options, output=None)
-    sides = [comparing.per_session(_side(options, text, by)) for text in (a, b)]
+    else:
+        picture = None
+    sides = [comparing.per_session(side) for side in _sides(options, (a, b), by)]
     for text, side in zip((a, b), sides, strict=True):
         if not side.height:
             raise InsightsError(f"no session in {text}", "Check both sides with report.")
@@ -59,24 +73,35 @@ def _compare(
     put(comparing.sections(frame, (a, b), sizes), options, "UTC")
 
 
-def _side(options: Options, text: str, by: str | None) -> "Tables":
+def _sides(options: Options, texts: tuple[str, str], by: str | None) -> "Iterator[Tables]":
+    """What the texts mean; logs that are of both sides are read once."""
     from copilot_insights.compare import of_version  # noqa: PLC0415
 
-    if by is not None and by not in _BY:
-        raise InsightsError(f"no --by {by}", f"Use {', '.join(_BY)}.", exit_code=2)
+    asked = [_side(options, text, by) for text in texts]
+    chosen = [choice(side)[0] for side in asked]
+    read: dict[tuple[str, ...], Tables] = {}
+    for text, side, choosing in zip(texts, asked, chosen, strict=True):
+        paths = tuple(side.paths or ())
+        if paths not in read:
+            read[paths] = load_all(side)
+        picked = choose(read[paths], choosing, side)
+        yield of_version(picked, text) if by == "version" else picked
+
+
+def _side(options: Options, text: str, by: str | None) -> Options:
+    from copilot_insights.discover import is_path  # noqa: PLC0415
+
     if by == "version":
-        return of_version(load_chosen(options)[0], text)
+        return options
     if by is not None:
-        chosen = replace(options, **{by: text})  # type: ignore[arg-type]
-    elif Path(text).expanduser().exists():
+        return replace(options, **{by: text})  # type: ignore[arg-type]
+    if is_path(text):
         if options.paths:
             message = f"{options.paths[0]} is a third set of logs"
             raise InsightsError(message, "Give two paths, or two times.", exit_code=2)
-        chosen = replace(options, paths=[text])
-    elif ".." in text:
+        return replace(options, paths=[text])
+    if ".." in text:
         since, _, until = text.partition("..")
-        chosen = replace(options, since=since or None, until=until or None)
-    else:
-        hint = "A side is a path, a time like 2026-11-01..2026-11-15, or a value with --by."
-        raise InsightsError(f"what is {text}?", hint, exit_code=2)
-    return load_chosen(chosen)[0]
+        return replace(options, since=since or None, until=until or None)
+    hint = "A side is a path, a time like 2026-11-01..2026-11-15, or a value with --by."
+    raise InsightsError(f"what is {text}?", hint, exit_code=2)

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from copilot_insights.options import (
     one_session,
     put,
     reading,
+    refuse,
     some_event,
     write_file,
 )
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from copilot_insights.tables import Tables
 
 _Option = typer.Option
-_STDIN: Final = "-"
 
 
 def register(app: typer.Typer) -> None:
@@ -47,16 +47,17 @@ def _show(
     content: Annotated[bool, _Option("--content", help="Print what was said, too.")] = False,
 ) -> None:
     """One session as a tree, with times."""
+    from copilot_insights.discover import is_path  # noqa: PLC0415
+
     if timeline and html:
         raise InsightsError("--timeline and --html are two pictures", "Use one.", exit_code=2)
     if timeline and content:
         raise InsightsError("--timeline draws no content", "Use --html.", exit_code=2)
-    if html and (options.json or options.format):
-        raise InsightsError("--html is a format of its own", "Leave the other out.", exit_code=2)
     output = options.output
     if html:  # its suffix names no format of tables
+        refuse(options, "--html")
         options = replace(options, output=None)
-    if which and (which == _STDIN or "/" in which or Path(which).exists()):
+    if which and is_path(which):
         options = replace(options, paths=[which, *(options.paths or [])])
         which = None
     drawn = timeline or html

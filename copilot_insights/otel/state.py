@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from copilot_insights.errors import InsightsError
+from copilot_insights.places import home
 
 _VERSION: Final = 1
 _SCHEMA: Final = """
@@ -30,9 +31,11 @@ create table if not exists done (owner integer primary key, size integer);
 
 
 def default_path() -> Path:
-    """`otel.db` under $XDG_STATE_HOME, by default ~/.local/state."""
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(home) / "copilot-insights" / "otel.db"
+    """`otel.db` under $XDG_STATE_HOME, by default ~/.local/state. Raises InsightsError where
+    there is no home.
+    """
+    place = os.environ.get("XDG_STATE_HOME") or home() / ".local" / "state"
+    return Path(place) / "copilot-insights" / "otel.db"
 
 
 class State:
