@@ -178,7 +178,8 @@ def test_without_kaleido_it_says_what_to_install(cli, tmp_path, monkeypatch):
         (["nope", "-o", "x.png"], "no chart nope"),
         (["calls"], "a chart goes into a file"),
         (["calls", "-o", "x.pdf"], "a chart goes into a file"),
-        (["calls", "--json"], "a chart has no --format"),
+        (["calls", "--json"], "a chart has no --json"),
+        (["calls", "-o", "x.svg", "--limit", "3"], "a chart has no --limit"),
     ],
 )
 def test_wrong_use_is_said(cli, words, told):

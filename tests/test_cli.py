@@ -77,6 +77,60 @@ def test_a_place_that_cannot_be_written_is_one_line(cli, tmp_path, place):
     assert f"cannot write {tmp_path / place}" in one_line(err)
 
 
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        (["export", "csv", "-o", "d"], "llm_calls.csv"),
+        (["export", "parquet", "-o", "d"], "incidents.parquet"),
+        (
+            ["html", "-o", "r.html", "--waterfalls", "d"],
+            "cdef9596-d157-458b-8950-8f1bda9a12a2.html",
+        ),
+        (["dashboards", "-o", "d"], "copilot-v1.41.json"),
+    ],
+)
+def test_of_several_files_all_are_written_or_none(cli, tmp_path, monkeypatch, words, file):
+    monkeypatch.chdir(tmp_path)
+    if words[0] != "dashboards":
+        words = [*words, SAMPLES]
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / file).write_text("mine")
+    code, out, err = cli(*words)
+    assert (code, out) == (1, "")
+    assert f"{file} exists" in one_line(err)
+    assert [path.name for path in tmp_path.rglob("*")] == ["d", file]
+    assert (tmp_path / "d" / file).read_text() == "mine"
+    assert cli(*words, "--force")[0] == 0
+    assert len([*(tmp_path / "d").iterdir()]) > 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["html"],
+        ["chart", "calls", "-o", "x.svg"],
+        ["export", "otel", "--console"],
+        ["export", "openmetrics"],
+        ["export", "csv", "-o", "x"],
+        ["export", "parquet", "-o", "x"],
+        ["show", "--html"],
+        ["compare", ".", ".", "-o", "x.PNG"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(
+    "option", [["--limit", "0"], ["--format", "csv"], ["--json"]], ids=" ".join
+)
+def test_what_only_tables_have_is_refused_where_there_is_none(
+    cli, tmp_path, monkeypatch, command, option
+):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = cli(*command, *option)
+    assert (code, out) == (2, "")
+    assert f"has no {option[0]}" in one_line(err)
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_fails_writes_no_file(cli, tmp_path):
     assert cli("show", "zzz", SAMPLES, "-o", tmp_path / "a.json")[0] == 1
     assert cli("tools", SAMPLES, "-o", tmp_path / "a.xlsx")[0] == 2

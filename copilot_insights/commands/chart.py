@@ -12,6 +12,7 @@ from copilot_insights.options import (
     load_chosen,
     not_empty,
     reading,
+    refuse,
     some_event,
     write_file,
 )
@@ -45,10 +46,7 @@ def _chart(
     """One chart as .png, .svg or .html (-o FILE)."""
     if name not in CHART_NAMES:
         raise InsightsError(f"no chart {name}", f"Charts: {', '.join(CHART_NAMES)}.", exit_code=2)
-    if options.json or options.format:
-        raise InsightsError(
-            "a chart has no --format", "The suffix of -o FILE says it.", exit_code=2
-        )
+    refuse(options, "a chart")
     output = options.output
     if output is None or output.suffix.lower() not in KINDS:
         raise InsightsError(

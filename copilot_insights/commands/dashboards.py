@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from copilot_insights.errors import InsightsError
-from copilot_insights.options import make_directory, note, write_file
+from copilot_insights.options import make_directory, note, vacant, write_file
 
 
 def register(app: typer.Typer) -> None:
@@ -27,10 +26,8 @@ def dashboards(
         (f for f in files("copilot_insights.dashboards").iterdir() if f.name.endswith(".json")),
         key=lambda f: f.name,
     )
+    vacant((output / f.name for f in found), force=force)
     make_directory(output)
-    taken = [str(output / f.name) for f in found if (output / f.name).exists()]
-    if taken and not force:  # before the first is written, so that it is all or nothing
-        raise InsightsError(f"{', '.join(taken)} exists", "Use --force to overwrite.")
     for file in found:
         write_file(output / file.name, file.read_bytes(), force=force)
         note(f"wrote {output / file.name}")

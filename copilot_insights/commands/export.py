@@ -17,6 +17,8 @@ from copilot_insights.options import (
     not_empty,
     note,
     reading,
+    refuse,
+    vacant,
     write_file,
 )
 
@@ -80,9 +82,7 @@ def _otel(  # noqa: PLR0913
     from copilot_insights.otel.content import asked  # noqa: PLC0415
     from copilot_insights.otel.exporters import nowhere  # noqa: PLC0415
 
-    if options.json or options.format or options.output:
-        message = "telemetry has no format of tables"
-        raise InsightsError(message, "Use --file FILE or --console.", exit_code=2)
+    refuse(options, "telemetry", "Use --file FILE or --console.", also=["output"])
     if again and since_last:
         message = "--again and --since-last are opposites"
         raise InsightsError(message, "Use one.", exit_code=2)
@@ -161,9 +161,7 @@ def _openmetrics(
     from copilot_insights.otel.prometheus import openmetrics  # noqa: PLC0415
     from copilot_insights.otel.temporality import Totals, added  # noqa: PLC0415
 
-    if options.json or options.format:
-        message = "openmetrics has one format"
-        raise InsightsError(message, "Leave --format out.", exit_code=2)
+    refuse(options, "openmetrics")
     chosen = delivery.profile(profile)
     tables, _, _ = load_chosen(replace(options, output=None), only=metrics.USED, whole=True)
     not_empty(tables)
@@ -195,20 +193,21 @@ def _tables(options: Options, form: Literal["parquet", "csv"]) -> None:
     from copilot_insights.render import render  # noqa: PLC0415
     from copilot_insights.schema import TABLES  # noqa: PLC0415
 
-    if options.json or options.format:
-        raise InsightsError(f"export {form} has one format", "Leave --format out.", exit_code=2)
+    refuse(options, f"export {form}")
     if options.output is None:
         raise InsightsError("export to where?", f"Use -o DIR for its {form} files.", exit_code=2)
+    files = {name: options.output / f"{name}.{form}" for name in TABLES}
+    vacant(files.values(), force=options.force)
     # a directory has no suffix that names a format
     tables, _, tz = load_chosen(replace(options, output=None), only=tuple(TABLES))
     not_empty(tables)
     make_directory(options.output)
-    for name in TABLES:
+    for name, path in files.items():
         if form == "parquet":
             buffer = BytesIO()
             tables.table(name).write_parquet(buffer)
             data = buffer.getvalue()
         else:
             data = "".join(render([reports.table(tables, name)], "csv", tz=tz)).encode()
-        write_file(options.output / f"{name}.{form}", data, force=options.force)
+        write_file(path, data, force=options.force)
     note(f"{options.output}: {len(TABLES)} tables of {tables.sessions.height:,} sessions")

@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 import typer
 
-from copilot_insights.errors import InsightsError
 from copilot_insights.options import (
     Options,
     Progress,
@@ -19,7 +18,9 @@ from copilot_insights.options import (
     not_empty,
     note,
     reading,
+    refuse,
     some_event,
+    vacant,
     write_file,
 )
 
@@ -48,11 +49,9 @@ def _html(
     show: Annotated[bool, _Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """The report as one page that works offline."""
-    if options.json or options.format:
-        raise InsightsError("html is a format of its own", "Leave --format out.", exit_code=2)
+    refuse(options, "html")
     output = options.output or _DEFAULT
-    if output.exists() and not options.force:  # said before the work, not after it
-        raise InsightsError(f"{output} exists", "Use --force to overwrite it.")
+    vacant([output], force=options.force)  # said before the work, not after it
     from copilot_insights import metrics, reports, waterfall  # noqa: PLC0415
 
     only = reports.USED if waterfalls is None else {*reports.USED, *waterfall.NEEDED}
@@ -81,16 +80,17 @@ def _waterfalls(
     """Writes the pages; session id → address from the report."""
     from copilot_insights.waterfall_page import waterfall_page  # noqa: PLC0415
 
+    names = {session: _file_name(session) for session in tables.sessions["session_id"]}
+    vacant((folder / name for name in names.values()), force=options.force)
     make_directory(folder)
     way = os.path.relpath(folder.resolve(), output.resolve().parent)
     links = {}
     with Progress("drawing waterfalls") as progress:
-        for done, session in enumerate(tables.sessions["session_id"]):
+        for done, (session, name) in enumerate(names.items()):
             page = waterfall_page(tables, session, tz)
-            name = _file_name(session)
             write_file(folder / name, page.encode(errors="backslashreplace"), force=options.force)
             links[session] = quote(f"{Path(way).as_posix()}/{name}")
-            progress((done + 1) / tables.sessions.height)
+            progress((done + 1) / len(names))
     return links
 
 
