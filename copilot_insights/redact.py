@@ -382,7 +382,7 @@ class Redactor:
             digits = re.split(b"([eE].*)", text, maxsplit=1)  # an exponent keeps its size
             digits[0] = _RUN.sub(lambda found: self._replace.digits(found[0]), digits[0])
             return b"".join(digits)
-        if place.field in _EPOCHS and self._shift and text.isdigit():
+        if place.field in _EPOCHS and self._shift and text.isdigit() and len(text) < 20:
             return b"%d" % max(0, int(text) + self._shift // timedelta(milliseconds=1))
         return text
 

@@ -175,7 +175,7 @@ def _of_it(part: int | None, whole: int | None, what: str) -> str:
 def _versions(tables: Tables) -> str:
     versions = sorted(
         tables.sessions["cli_version"].drop_nulls().unique(),
-        key=lambda v: [int(p) if p.isdigit() else 0 for p in v.split(".")],
+        key=lambda version: [(len(part), part) for part in version.split(".")],  # 12 before 102
     )
     if not versions:
         return ""

@@ -189,6 +189,25 @@ def test_a_log_can_be_shown_by_its_place(cli):
     assert "cdef9596-d157-458b-8950-8f1bda9a12a2" in out
 
 
+@pytest.mark.parametrize(
+    ("versions", "told"),
+    [
+        (["1.0.102", "1.0.9"], "CLI 1.0.9, 1.0.102"),
+        (["1.0.10", "1.0.\u00b2", "1.0.9"], "CLI 1.0.9, 1.0.\u00b2, 1.0.10"),
+        (["9" * 5000, "1.0.9"], "CLI 1.0.9, 9"),
+    ],
+)
+def test_versions_stand_in_their_order_whatever_they_are(cli, tmp_path, versions, told):
+    for number, version in enumerate(versions):
+        data = {"sessionId": f"{number}", "copilotVersion": version}
+        said = {"type": "session.start", "data": data, "id": f"{number}"}
+        log = json.dumps(said | {"timestamp": "2026-03-01T10:00:00.000Z"})
+        (tmp_path / f"{number}.jsonl").write_text(f"{log}\n", encoding="utf-8")
+    code, out, err = cli("report", tmp_path, width=6000)
+    assert (code, err) == (0, "")
+    assert told in out
+
+
 @pytest.mark.parametrize("words", [[], ["report"], ["tools", "--json"], ["show", "x"], ["check"]])
 def test_without_logs_a_line_says_where_was_looked_and_what_to_do(
     cli, tmp_path, monkeypatch, words

@@ -330,6 +330,12 @@ def test_shift_moves_all_times_alike(tmp_path):
     assert "17960" not in copy.read_text()  # the same time in milliseconds
 
 
+def test_a_time_of_thousands_of_digits_is_not_moved():
+    line = event("session.shutdown", sessionStartTime=1).replace(b":1,", b":1" + b"0" * 5000 + b",")
+    line = line.replace(b":1}", b":1" + b"0" * 5000 + b"}")
+    assert b"1" + b"0" * 5000 in Redactor(timedelta(days=1)).line(line)
+
+
 def test_the_command_writes_a_copy_and_never_over_anything(cli, tmp_path):
     log = store(tmp_path / "s1" / "events.jsonl", *good_lines())
     code, out, err = cli("redact", log.parent, "-o", tmp_path / "copy")

@@ -6,6 +6,7 @@ Times are the log's, ids a hash of the row's key: made twice, a span is the same
 does not say is left out; a test lists every difference from the CLI's own.
 """
 
+import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -455,7 +456,7 @@ class _Session:
             if row["kind"] == "error":
                 kind, _, code = detail.partition(" ")
                 fault = {"exception.type": "SessionTurnError", "github.copilot.error_type": kind}
-                status = {"github.copilot.error_status_code": int(code)} if code.isdigit() else {}
+                status = {"github.copilot.error_status_code": int(code)} if _HTTP(code) else {}
                 yield loop, _EXCEPTION, row["at"], {**fault, **status}
             elif row["kind"] == "abort":
                 yield loop, "github.copilot.abort", row["at"], {"github.copilot.reason": detail}
@@ -463,6 +464,7 @@ class _Session:
                 yield loop, "github.copilot.session.truncation", row["at"], {}
 
 
+_HTTP: Final = re.compile("[1-5][0-9]{2}").fullmatch
 _EXCEPTION: Final = "gen_ai.client.operation.exception"
 
 

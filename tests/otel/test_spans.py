@@ -8,6 +8,7 @@ import pytest
 
 from copilot_insights import load
 from copilot_insights.otel.spans import OPEN, resource, spans
+from tests.test_damage import event, good_lines, store
 
 from .telemetry import EVERY_LOG, REAL, lines, runs
 
@@ -213,3 +214,22 @@ def test_the_resource_is_the_cli_s_unless_the_user_says_otherwise(monkeypatch):
         "team": "a",
     }
     resource.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("query 429", {"github.copilot.error_status_code": 429}),
+        ("query", {}),
+        ("query \u00b2", {}),
+        ("query 99999999999999999999", {}),
+        ("query " + "9" * 5000, {}),
+    ],
+)
+def test_an_error_has_a_status_code_only_where_it_is_one(kind, status, tmp_path):
+    log = store(
+        tmp_path / "s" / "events.jsonl", *good_lines(), event("session.error", 5, errorType=kind)
+    )
+    errors = [e for made in spans(load(log)) for e in made.span.events if "exception" in e.name]
+    told = {"exception.type": "SessionTurnError", "github.copilot.error_type": "query"}
+    assert [dict(error.attributes) for error in errors] == [told | status]
