@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from math import ceil
+from textwrap import wrap
 from typing import Any, Final, NamedTuple
 
 import polars as pl
@@ -170,6 +171,8 @@ def _drawn(bar: _Bar, axis: Axis) -> Iterator[_Span]:
 
 
 _GAP: Final = "  "
+_LEAST: Final = 12
+"""So many cells has a name or a strip where there is room."""
 _WIDE: Final = 110
 
 
@@ -184,8 +187,9 @@ def _lines(axis: Axis, rows: list[_Row], width: int) -> Iterator[Line]:
         columns.append((title, ["" if v is None else units.count(v) for v in values]))
     sizes = [max(len(text) for text in (title, *texts)) for title, texts in columns]
     rest = width - sum(sizes) - len(_GAP) * (len(sizes) + 1)
-    label = min(max(cells(row.label) for row in rows), max(12, rest * 2 // 5))
-    grid = _Grid(axis, 0, axis.length, rest - label)
+    label = min(max(cells(row.label) for row in rows), max(_LEAST, rest * 2 // 5))
+    label = max(1, min(label, rest - _LEAST // 2))
+    grid = _Grid(axis, 0, axis.length, max(1, rest - label))
     folds = [span._replace(kind="folded") for span in _folds(axis)]
 
     def line(texts: list[str], name: str) -> tuple[str, str, str]:
@@ -303,17 +307,23 @@ def _strips(fall: Waterfall, width: int, most: int) -> Iterator[Line]:
     names = dict(fall.lanes.select("lane", "name").iter_rows())
     if len(strips) > 2 * most:
         strips, names = _shared(strips), {0: MAIN, 1: "sub-agents"}
-    label = max(map(cells, names.values())) if len(names) > 1 else 0
-    label = min(label, 16)
     after = [units.duration(round(axis.time(n * step))) for n in range(number)]
     size = max(map(len, ("after", *after)))
-    numbers = sum(map(len, _NUMBERS)) + len(_GAP) * len(_NUMBERS)
-    rest = width - size - len(_GAP) - (label + len(_GAP) if label else 0) - numbers
+    # where it is narrow, names are cut first, then there are no numbers
+    rest = width - size - len(_GAP)
+    beside = sum(len(_GAP) + len(name) for name in _NUMBERS)
+    numbers = _NUMBERS if rest - beside >= 2 * _LEAST else ()
+    rest -= beside if numbers else 0
+    label = 0
+    if len(names) > 1:
+        label = max(1, min(16, max(map(cells, names.values())), rest - len(_GAP) - _LEAST))
+        rest -= label + len(_GAP)
+    rest = max(1, rest)
 
     def line(begin: str, name: str) -> str:
         return begin.rjust(size) + _GAP + (fit(name, label) + _GAP if label else "")
 
-    heads = "".join(_GAP + name for name in _NUMBERS)
+    heads = "".join(_GAP + name for name in numbers)
     yield ((line("after", "") + " " * rest + heads, "dim"),)
     last = -1
     for n, lane in sorted(strips):
@@ -321,7 +331,7 @@ def _strips(fall: Waterfall, width: int, most: int) -> Iterator[Line]:
         begin, last = after[n] if n != last else "", n
         counts = "".join(
             _GAP + (str(strip.counts[name]) if strip.counts[name] else "").rjust(len(name))
-            for name in _NUMBERS
+            for name in numbers
         )
         grid = _Grid(axis, n * step, step, rest)
         yield (
@@ -332,7 +342,8 @@ def _strips(fall: Waterfall, width: int, most: int) -> Iterator[Line]:
     drawn = (span for strip in strips.values() for span in (*strip.spans, *strip.points))
     yield from _legend(drawn, width)
     words = f"A line is {units.duration(step)}, a cell {units.duration(step / rest)}."
-    yield ((f"{words} --limit 0 draws a line per call.", "dim"),)
+    for part in wrap(f"{words} --limit 0 draws a line per call.", width):
+        yield ((part, "dim"),)
 
 
 class _Strip:

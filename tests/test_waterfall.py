@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from copilot_insights import load
 from copilot_insights.timeline import timeline
@@ -236,6 +237,34 @@ def test_two_thousand_calls_fit_on_a_screen_and_all_are_counted(long_log, cli):
     assert "≈" in out
     whole = cli("show", "--timeline", long_log, "--limit", "0", width=80)[1]
     assert whole.count("bash") >= BIG
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """A picture of a line per call and one in strips, with a sub-agent of a long name."""
+    drawn = []
+    for calls in (9, 400):
+        path = tmp_path_factory.mktemp("agents") / "events.jsonl"
+        path.write_text(session_lines(calls, agent="general-purpose"), encoding="utf-8")
+        drawn.append(timeline(waterfall(load(path), "long-session")))
+    return drawn
+
+
+@pytest.mark.parametrize("width", range(20, 201))
+def test_a_picture_of_any_width_is_drawn(pictures, width):
+    for section in pictures:
+        lines = ["".join(text for text, _ in line) for line in section.picture(width)]
+        if width >= 40:  # the least that a terminal is taken for
+            assert max(map(cell_len, lines)) <= width
+            assert "bash" in "".join(lines) or "--limit 0" in " ".join(lines[-2:])
+
+
+def test_strips_show_all_whatever_their_limit_and_say_so_on_a_narrow_terminal(long_log, cli):
+    for width in (40, 60, 100):
+        code, out, _ = cli("show", "--timeline", "--limit", "20", long_log, width=width)
+        assert code == 0
+        assert "more:" not in out
+        assert "--limit 0 draws a line per call." in " ".join(out.split())
 
 
 HOSTILE = (
