@@ -27,3 +27,18 @@ def by_session(tables: Tables, names: Collection[str]) -> Iterator[tuple[Row, Ro
             {name: list(found[key].iter_rows(named=True)) if key in found else []
              for name, found in parts.items()},
         )  # fmt: skip
+
+
+def unrolled(steps: Iterator[Any]) -> Iterator[Any]:
+    """What the generator yields, in the place of each generator what that yields: for trees
+    that are deeper than calls may be.
+    """
+    stack = [steps]
+    while stack:
+        for step in stack[-1]:
+            if isinstance(step, Iterator):
+                stack.append(step)
+                break
+            yield step
+        else:
+            stack.pop()

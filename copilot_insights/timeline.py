@@ -16,6 +16,7 @@ import polars as pl
 from copilot_insights import units
 from copilot_insights.render import cells, fit
 from copilot_insights.reports import Line, Section
+from copilot_insights.rows import unrolled
 from copilot_insights.schema import MAIN
 from copilot_insights.waterfall import Axis, Waterfall
 
@@ -113,19 +114,19 @@ def _rows(fall: Waterfall) -> Iterator[_Row]:
         started[call if call in tools else None].append(sub)
     own[MAIN] += _between(fall)
 
-    def agent(name: str, depth: int) -> Iterator[_Row]:
+    def agent(name: str, depth: int) -> Iterator[Any]:
         for bar in sorted(own[name], key=lambda b: (b["from_ms"], _RANK[b["kind"]])):
             level = depth + _DEPTH.get(bar["kind"], 1)
             key = bar["kind"], bar.get("turn" if bar["kind"] == "turn" else "tool_call_id")
             yield _row(bar, within[key], level, names.get(name), fall.axis)
             for sub in started.pop(key[1], ()) if bar["kind"] == "tool" else ():
-                yield from agent(sub, level + 1)
+                yield agent(sub, level + 1)
 
-    yield from agent(MAIN, 0)
+    yield from unrolled(agent(MAIN, 0))
     # no call is known of them, or nobody made it, as damaged logs have it
     for call in (None, *started):
         for name in started.pop(call, ()):
-            yield from agent(name, 0)
+            yield from unrolled(agent(name, 0))
 
 
 def _between(fall: Waterfall) -> Iterator[_Bar]:

@@ -11,6 +11,7 @@ import polars as pl
 from copilot_insights import units
 from copilot_insights.content import Content
 from copilot_insights.reports import Column, Section
+from copilot_insights.rows import unrolled
 from copilot_insights.schema import MAIN
 from copilot_insights.tables import Tables
 
@@ -52,7 +53,7 @@ def show(tables: Tables, session_id: str, tz: str, *, content: bool = False) -> 
     of = pl.col("session_id") == session_id
     session = tables.sessions.row(by_predicate=of, named=True)
     texts = Content(Path(session["path"]) if content else None)
-    rows = list(_Walk(tables, session_id, texts).rows())
+    rows: list[Row] = list(unrolled(_Walk(tables, session_id, texts).steps()))
     frame = pl.DataFrame(rows, schema=_SCHEMA, orient="row")
     start = session["started_at"]
     shown = frame.with_columns(
@@ -104,7 +105,9 @@ def _line(row: Row) -> str:
 
 
 class _Walk:
-    """Goes down the tree; every call of the session comes exactly once."""
+    """Goes down the tree; every call of the session comes exactly once. A step is a row, or the
+    steps of what is further down.
+    """
 
     def __init__(self, tables: Tables, session_id: str, texts: "Content") -> None:
         of = pl.col("session_id") == session_id
@@ -119,13 +122,13 @@ class _Walk:
         )
         self._troubles = troubles.to_dicts()
 
-    def rows(self) -> Iterator[Row]:
+    def steps(self) -> Iterator[Any]:
         """The root agent's loops with all that is in them, then what hangs nowhere."""
-        yield from self._agent(MAIN, 0)
+        yield self._agent(MAIN, 0)
         yield from self._trouble(None)
         while self._agents:  # the `task` call is not in the log
             for agent in self._agents.pop(next(iter(self._agents))):
-                yield from self._subagent(agent, 0)
+                yield self._subagent(agent, 0)
         for key in list(self._tools):  # no turn is known of them
             for tool in self._tools.pop(key):
                 yield self._tool(tool, 0)
@@ -139,7 +142,7 @@ class _Walk:
             self._troubles.pop(0)
             yield Row(0, trouble["kind"], None, trouble["at"], None, "", trouble["detail"])
 
-    def _agent(self, agent: str, depth: int) -> Iterator[Row]:
+    def _agent(self, agent: str, depth: int) -> Iterator[Any]:
         for loop in self._loops.pop((agent,), []):
             if agent == MAIN:
                 yield from self._trouble(loop["started_at"])
@@ -155,12 +158,12 @@ class _Walk:
                 self._texts.user(agent, loop["started_at"]),
             )
             for call in self._calls.pop((agent, loop["interaction"]), []):
-                yield from self._call(agent, call, depth + 1)
+                yield self._call(agent, call, depth + 1)
         for key in [key for key in self._calls if key[0] == agent]:
             for call in self._calls.pop(key):
-                yield from self._call(agent, call, depth)
+                yield self._call(agent, call, depth)
 
-    def _call(self, agent: str, call: dict[str, Any], depth: int) -> Iterator[Row]:
+    def _call(self, agent: str, call: dict[str, Any], depth: int) -> Iterator[Any]:
         compaction = call["evidence"] == "compaction"
         yield Row(
             depth,
@@ -177,7 +180,7 @@ class _Walk:
         for tool in [] if compaction else self._tools.pop((agent, call["turn"]), []):
             yield self._tool(tool, depth + 1)
             for sub in self._agents.pop((tool["tool_call_id"],), []):
-                yield from self._subagent(sub, depth + 2)
+                yield self._subagent(sub, depth + 2)
 
     def _tool(self, tool: dict[str, Any], depth: int) -> Row:
         at = tool["started_at"] or tool["ended_at"]
@@ -186,7 +189,7 @@ class _Walk:
             depth, "tool", tool["tool"], at, tool["duration_ms"], tool["status"], _held(tool), said
         )
 
-    def _subagent(self, sub: dict[str, Any], depth: int) -> Iterator[Row]:
+    def _subagent(self, sub: dict[str, Any], depth: int) -> Iterator[Any]:
         took = _between(sub["started_at"], sub["ended_at"])
         yield Row(
             depth,
@@ -197,7 +200,7 @@ class _Walk:
             sub["status"],
             sub["execution_mode"],
         )
-        yield from self._agent(sub["agent_id"], depth + 1)
+        yield self._agent(sub["agent_id"], depth + 1)
 
 
 def _grouped(frame: pl.DataFrame, *keys: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:

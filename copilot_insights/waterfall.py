@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from copilot_insights.rows import unrolled
 from copilot_insights.schema import AT, MAIN
 from copilot_insights.tables import Tables
 
@@ -197,14 +198,14 @@ def _agents(part: dict[str, pl.DataFrame]) -> list[dict[str, Any]]:
     for agent in known.values():
         children.setdefault(agent["parent"], []).append(agent)
 
-    def below(parent: str | None, depth: int) -> Iterator[dict[str, Any]]:
+    def below(parent: str | None, depth: int) -> Iterator[Any]:
         for agent in children.pop(parent, ()):
             yield {**agent, "depth": depth}
-            yield from below(agent["agent_id"], depth + 1)
+            yield below(agent["agent_id"], depth + 1)
 
-    order = list(below(None, 0))
+    order = list(unrolled(below(None, 0)))
     while children:  # damaged logs may name each other, or an agent that is not there
-        order += below(next(iter(children)), 1)
+        order += unrolled(below(next(iter(children)), 1))
     return order
 
 

@@ -13,7 +13,10 @@ from rich.cells import cell_len
 
 from copilot_insights import load
 from copilot_insights.timeline import timeline
+from copilot_insights.tree import show
 from copilot_insights.waterfall import Axis, Fold, waterfall
+from copilot_insights.waterfall_page import waterfall_page
+from tests.test_damage import a_turn, event, store
 
 ROOT = Path(__file__).parents[1]
 LOGS = sorted({*ROOT.glob("sample_logs/*/events.jsonl"), *ROOT.rglob("tests/data/**/events.jsonl")})
@@ -265,6 +268,41 @@ def test_strips_show_all_whatever_their_limit_and_say_so_on_a_narrow_terminal(lo
         assert code == 0
         assert "more:" not in out
         assert "--limit 0 draws a line per call." in " ".join(out.split())
+
+
+def agents(callers):
+    """A log of sub-agents, each started by a call of the one named: of itself, or another."""
+    lines = [event("session.start", sessionId="s"), event("user.message", content="hi")]
+    for name, caller in callers.items():
+        lines.append(event("tool.execution_start", 1, caller, toolCallId=name, toolName="task"))
+        lines.append(event("subagent.started", 2, name, toolCallId=name, agentName="scout"))
+        lines += [event("user.message", 2, name, content="go"), *a_turn(3, "0", name)]
+    return lines
+
+
+DEEP = {f"a{n}": f"a{n - 1}" if n else None for n in range(1100)}
+
+
+@pytest.mark.parametrize(
+    "callers",
+    [DEEP, {"a": "a"}, {"a": "b", "b": "a"}, {"a": "b", "b": "c", "c": "a", "d": "nobody"}],
+    ids=["deep", "itself", "each other", "in a circle"],
+)
+def test_agents_however_they_are_nested_come_once(callers, tmp_path):
+    tables = load(store(tmp_path / "s" / "events.jsonl", *agents(callers)))
+    rows = show(tables, "s", "UTC").frame
+    assert rows.filter(kind="sub-agent").height == tables.subagents.height >= len(callers)
+    assert rows.filter(kind="turn").height == tables.llm_calls.height >= len(callers)
+    fall = waterfall(tables, "s")
+    assert {*fall.lanes["agent_id"]} >= {*callers, "main"}
+    assert fall.lanes["agent_id"].is_unique().all()
+    drawn = fall.bars.filter(pl.col("kind").is_in(["interaction", "turn", "tool"])).height
+    lines = list(timeline(fall, (), 0).picture(80))
+    assert len(lines) - drawn - len(fall.axis.folds) in {2, 3}  # the ruler, and a legend
+    assert 'id="data"' in waterfall_page(tables, "s")
+    if callers is DEEP:
+        assert rows["depth"].max() > 2 * len(DEEP)
+        assert fall.lanes["depth"].max() == len(DEEP)
 
 
 HOSTILE = (
