@@ -1,6 +1,7 @@
 """Numbers as people read them. Null is a dash: the log does not say."""
 
 from datetime import date, datetime
+from math import floor
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -29,18 +30,22 @@ def duration(ms: float | None) -> str:
     """830 ms, 1.2 s, 3m 12s, 2h 03m, 12d 4h."""
     if ms is None:
         return NOTHING
-    if ms < 1000:
-        return f"{ms:.0f} ms"
-    seconds = ms / 1000
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    # rounded before it is compared: never 1000 ms or 60.0 s; waterfall.js does the same
+    if (whole := _half_up(ms)) < 1000:
+        return f"{whole} ms"
+    if (tenths := _half_up(ms / 100)) < 600:
+        return f"{tenths / 10} s"
+    minutes, rest = divmod(_half_up(ms / 1000), 60)
     if minutes < 60:
         return f"{minutes}m {rest:02d}s"
     hours, minutes = divmod(minutes, 60)
     if hours < 48:
         return f"{hours}h {minutes:02d}m"
     return f"{hours // 24}d {hours % 24}h"
+
+
+def _half_up(value: float) -> int:
+    return floor(value + 0.5)
 
 
 def percent(share: float | None) -> str:

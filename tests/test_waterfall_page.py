@@ -5,6 +5,7 @@ import json
 import pytest
 
 from copilot_insights import load
+from copilot_insights.units import NOTHING, duration
 from copilot_insights.waterfall import waterfall
 from copilot_insights.waterfall_page import waterfall_page
 from tests.test_waterfall import BIG, HOSTILE, ROOT, session_lines
@@ -68,6 +69,27 @@ def test_hovering_tells_the_numbers_and_keys_go_from_bar_to_bar(opened):
     page.locator("tbody tr").first.wait_for()
     assert page.locator("tbody tr").count() == page.evaluate("waterfall.bars.length")
     assert said == []
+
+
+def test_times_read_as_in_all_other_places(opened):
+    tables = load(ROOT / "sample_logs/tools-1.0.102")
+    page, _ = opened(waterfall_page(tables, tables.sessions["session_id"][0]))
+    edges = [1000, 59_950, 60_000, 3_598_000, 3_600_000, 7_199_600, 172_800_000, 1_036_800_000]
+    values = [edge + off / 4 for edge in edges for off in range(-3000, 3000)]
+    values += [*range(70_000), *range(70_000, 4_000_000, 997), *range(4_000_000, 10**9, 999_983)]
+    assert page.evaluate("all => all.map(waterfall.duration)", values) == [*map(duration, values)]
+
+
+@pytest.mark.parametrize(
+    ("ms", "told"),
+    [
+        (999.4, "999 ms"), (999.6, "1.0 s"), (1000, "1.0 s"), (59_949, "59.9 s"),
+        (59_950, "1m 00s"), (3_598_000, "59m 58s"), (3_599_500, "1h 00m"), (7_199_600, "2h 00m"),
+        (172_799_499, "47h 59m"), (172_800_000, "2d 0h"), (None, NOTHING),
+    ],
+)  # fmt: skip
+def test_a_time_is_rounded_before_its_unit_is_chosen(ms, told):
+    assert duration(ms) == told
 
 
 def test_nothing_that_a_log_says_runs(opened, tmp_path):

@@ -27,10 +27,13 @@
 
   const x = place => gutter + (place - left) * scale;
   const kind = bar => bar[KIND] === "tool" && (bar[STATUS] === "failed" || bar[STATUS] === "denied") ? "failed" : bar[KIND];
-  const duration = ms => ms < 1000 ? `${Math.round(ms)} ms` : ms < 59950 ? `${(ms / 1000).toFixed(ms % 1000 ? 1 : 0)} s`
-    : ms < 3597e3 ? `${Math.floor(Math.round(ms / 1000) / 60)}m ${String(Math.round(ms / 1000) % 60).padStart(2, "0")}s`
-    : ms < 1728e5 ? `${Math.floor(ms / 36e5)}h ${String(Math.floor(ms / 6e4) % 60).padStart(2, "0")}m`
-    : `${Math.floor(ms / 864e5)}d ${Math.floor(ms / 36e5) % 24}h`;
+  const duration = ms => {  // as units.duration has it; a test holds them equal
+    const of = unit => Math.floor(ms / unit + 0.5), two = n => String(n).padStart(2, "0");
+    const seconds = of(1000), minutes = Math.floor(seconds / 60), hours = Math.floor(minutes / 60);
+    return of(1) < 1000 ? `${of(1)} ms` : of(100) < 600 ? `${(of(100) / 10).toFixed(1)} s`
+      : minutes < 60 ? `${minutes}m ${two(seconds % 60)}s` : hours < 48 ? `${hours}h ${two(minutes % 60)}m`
+      : `${Math.floor(hours / 24)}d ${hours % 24}h`;
+  };
   const time = place => {  // knots: [place, ms] pairs, linear between them
     let n = 1;
     while (n < knots.length - 1 && knots[n][0] < place) n++;
@@ -328,5 +331,5 @@
   });
   view.style.height = `min(70vh, ${total + 2}px)`;
   colours(); size(); scale = least(); draw();
-  window.waterfall = { bars, view: () => ({ left, scale, length, gutter }), x, zoom, fit, pick, draw, first: performance.now() };
+  window.waterfall = { bars, duration, view: () => ({ left, scale, length, gutter }), x, zoom, fit, pick, draw, first: performance.now() };
 })();
