@@ -47,7 +47,7 @@ render
 tree
 breakdowns page
 charts timeline waterfall_page
-forest
+compare_chart
 report_page
 otel.spans
 otel.metrics otel.content otel.state otel.exporters

@@ -66,7 +66,7 @@ def _compare(
     frame = comparing.compare(*sides)
     sizes = sides[0].height, sides[1].height
     if picture:
-        from copilot_insights.forest import difference  # noqa: PLC0415
+        from copilot_insights.compare_chart import difference  # noqa: PLC0415
 
         write_figure(difference(frame, (a, b)), picture, force=options.force)
         return
