@@ -4,6 +4,7 @@ exits; everything else is imported late, so that --help is instant.
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -137,7 +138,8 @@ def _meant(words: list[str], names: set[str]) -> str:
 def _unforeseen(error: Exception) -> int:
     """Wrong usage as typer words it, else a fault of ours; a line, and the exit code."""
     if hasattr(error, "format_message"):
-        note(f"{error.format_message().rstrip('.')}. Try --help.")
+        said = error.format_message().partition("\n")[0].rstrip(".")  # not the whole of a help
+        note(f"{said}. Try --help.")
         return 2
     note(
         f"this should not happen: {type(error).__name__}: {error}. "
@@ -159,6 +161,9 @@ def main() -> None:
     words = sys.argv[1:]
     if not words or (words[0] not in names and words[0] not in {"--help", "-h", "--version"}):
         words = ["report", *words]
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started us
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # a terminal of another encoding, or a lone surrogate in a path, is no reason to fail
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

@@ -7,6 +7,7 @@ standardised difference of each permutation): of two sets of one distribution 95
 show none, however many measures are looked at. Intervals are of a bootstrap over sessions.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import comb
 from typing import Any, Final, Literal
@@ -67,9 +68,23 @@ MEASURES: Final = (
 
 
 def of_version(tables: Tables, version: str) -> Tables:
-    """The sessions of CLI versions that begin so."""
-    starts = pl.col("cli_version").str.starts_with(version)
-    return tables.of(tables.sessions.filter(starts)["session_id"])
+    """The sessions of that CLI version, or of those within it: 1.0 has 1.0.65."""
+    own = pl.col("cli_version")
+    chosen = (own == version) | own.str.starts_with(f"{version.rstrip('.')}.")
+    return tables.of(tables.sessions.filter(chosen)["session_id"])
+
+
+def doubts(a: Tables, b: Tables) -> Iterator[str]:
+    """Why two sets of sessions may not be fit to be compared, a line each."""
+    call = ["session_id", "agent_id", "turn", "evidence"]
+    if both := a.llm_calls.join(b.llm_calls, on=call, how="semi", nulls_equal=True).height:
+        yield f"{units.plural(both, 'model call')} of {a.llm_calls.height:,} in A are in B, too"
+    timed = [set(side.llm_calls["llm_ms_source"].drop_nulls()) for side in (a, b)]
+    if all(timed) and ("usage_record" in timed[0]) != ("usage_record" in timed[1]):
+        yield (
+            "model latency is not measured alike: one side's logs state the call's own time, the "
+            "other's only when the turn began and the reply came"
+        )
 
 
 def per_session(tables: Tables) -> pl.DataFrame:
@@ -275,9 +290,12 @@ def verdict(frame: pl.DataFrame) -> str:
 
 
 def sections(
-    frame: pl.DataFrame, names: tuple[str, str], sessions: tuple[int, int]
+    frame: pl.DataFrame,
+    names: tuple[str, str],
+    sessions: tuple[int, int],
+    doubts: Iterable[str] = (),
 ) -> list[Section]:
-    """The verdict and the table; people see what both sides have."""
+    """The verdict, the doubts and the table; people see what both sides have."""
     seen = frame.filter(pl.col("change").is_not_null() & ((pl.col("a") != 0) | (pl.col("b") != 0)))
 
     def texts(name: str) -> list[str]:
@@ -311,7 +329,7 @@ def sections(
         "Latency: geometric mean. Shares change in percentage points. Intervals are of one "
         "measure alone; the verdict allows for looking at all of them."
     )
-    lines.append(("verdict", verdict(frame)))
+    lines += [("verdict", verdict(frame)), *(("but", doubt) for doubt in doubts)]
     return [Section("compare", "A and B", frame, columns, shown, tuple(lines), note)]
 
 
@@ -329,4 +347,5 @@ def _change(value: float | None, kind: str) -> str:
     if value is None:
         return units.NOTHING
     text = f"{value * 100:+.1f} pp" if kind == "share" else f"{value * 100:+.0f} %"
-    return text.replace("-0 %", "0 %").replace("+0 %", "0 %").replace("-0.0", "0.0")
+    none = {"+0 %": "0 %", "-0 %": "0 %", "+0.0 pp": "0.0 pp", "-0.0 pp": "0.0 pp"}
+    return none.get(text, text)

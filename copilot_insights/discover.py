@@ -120,7 +120,7 @@ def find(paths: Sequence[str | Path] = ()) -> Found:
                 problems.append(f"cannot read {match}: {error.strerror}")
     if not found:
         hint = (
-            "Name a log, a session directory or a root (try: copilot-insights report sample_logs)"
+            "Name a log, a session directory or a root"
             if named
             else "Run the Copilot CLI once, set COPILOT_HOME, or name a path"
         )

@@ -13,8 +13,8 @@ from copilot_insights import units
 from copilot_insights.discover import LOG
 from copilot_insights.metrics import WHERE
 from copilot_insights.reports import Column, Section
-from copilot_insights.rows import Row, Rows, by_session
-from copilot_insights.schema import AT, COURSE, MAIN
+from copilot_insights.rows import COURSE, Row, Rows, by_session
+from copilot_insights.schema import AT, MAIN
 from copilot_insights.tables import Tables
 
 STATES: Final = (
@@ -194,4 +194,5 @@ def section(frame: pl.DataFrame, sessions: int, limit: int | None = None) -> Sec
     )
     going = frame.filter(~pl.col("state").is_in(["ended", "killed"])).height
     title = f"{going} of {units.plural(sessions, 'session')} going on"
-    return Section("watch", title, frame, columns, shown, limit=limit)
+    rest = "the terminal has no room for them."
+    return Section("watch", title, frame, columns, shown, limit=limit, rest=rest)

@@ -26,7 +26,7 @@ class Filter:
 
     Times are instants, `until` is exclusive; they choose calls by when they began. session
     is the beginning of an id; repo, branch and model are parts of names, in any case; agent
-    is an agent's id or name, `main` is the root.
+    is the beginning of an agent's id, or part of its name; `main` is the root.
     """
 
     since: datetime | None = None
@@ -117,7 +117,8 @@ def _agents(tables: Tables, agent: str | None) -> pl.DataFrame | None:
         return None
     if agent == MAIN:
         return tables.sessions.select("session_id", agent_id=pl.lit(MAIN))
-    named = (pl.col("agent_id") == agent) | _part("agent_name", agent).fill_null(value=False)
+    begins = pl.col("agent_id").str.starts_with(agent)
+    named = begins | _part("agent_name", agent).fill_null(value=False)
     return tables.subagents.filter(named).select("session_id", "agent_id")
 
 
@@ -217,12 +218,8 @@ def models(tables: Tables) -> pl.DataFrame:
     )
 
 
-def tools(tables: Tables) -> pl.DataFrame:
-    """A row per tool: calls, how they ended, latencies of `run_ms`, and total run time.
-
-    The total of `task` leaves out what its sub-agents did meanwhile: that is in their own
-    calls.
-    """
+def _own_time(tables: Tables) -> pl.DataFrame:
+    """Tool calls with `own`: the time that they ran, without the sub-agents within."""
     inner = tables.subagents.select(
         "session_id", "tool_call_id", inside=pl.col("started_at"), outside=pl.col("ended_at")
     ).unique(["session_id", "tool_call_id"])
@@ -235,7 +232,16 @@ def tools(tables: Tables) -> pl.DataFrame:
         .dt.total_milliseconds()
         .clip(lower_bound=0)
     )
-    calls = calls.with_columns(own=(pl.col("run_ms") - overlap.fill_null(0)).clip(lower_bound=0))
+    return calls.with_columns(own=(pl.col("run_ms") - overlap.fill_null(0)).clip(lower_bound=0))
+
+
+def tools(tables: Tables) -> pl.DataFrame:
+    """A row per tool: calls, how they ended, latencies of `run_ms`, and total run time.
+
+    The total of `task` leaves out what its sub-agents did meanwhile: that is in their own
+    calls.
+    """
+    calls = _own_time(tables)
     status = pl.col("status")
     return (
         calls.group_by("tool")
@@ -310,12 +316,13 @@ def daily(tables: Tables, tz: str) -> pl.DataFrame:
         )
     )
     used = (
-        tables.tool_calls.with_columns(_day(pl.coalesce("started_at", "ended_at"), tz))
+        _own_time(tables)
+        .with_columns(_day(pl.coalesce("started_at", "ended_at"), tz))
         .group_by("day")
         .agg(
             tool_calls=pl.len().cast(pl.Int64),
             failed_tool_calls=pl.col("status").is_in(FAILED).sum().cast(pl.Int64),
-            tool_ms=total("run_ms"),
+            tool_ms=total("own").alias("tool_ms"),
         )
     )
     booked = (

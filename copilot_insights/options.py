@@ -71,7 +71,7 @@ class Options:
         str | None, _Option(metavar="TEXT", help="Calls of models with this in their name.")
     ] = None
     agent: Annotated[
-        str | None, _Option(metavar="NAME", help="main, or a sub-agent's name or id.")
+        str | None, _Option(metavar="NAME", help="main, or of a sub-agent's name or id.")
     ] = None
     no_cache: Annotated[
         bool, _Option("--no-cache", help="Read every log anew, and keep nothing of it.")
@@ -267,6 +267,9 @@ def _write(file: Any, pieces: Iterable[str]) -> None:  # noqa: ANN401
         file.flush()
     except BrokenPipeError:  # `| head` has seen enough; what is buffered goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+        raise InsightsError(f"cannot write the answer: {error.strerror}") from None
 
 
 def terminal() -> tuple[int, bool]:

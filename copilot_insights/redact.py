@@ -212,7 +212,8 @@ class Replacements:
     def _new(self, text: bytes, kind: str) -> bytes:
         size = len(text)
         if size == 36 and _UUID.fullmatch(text):
-            return b"00000000-0000-4000-8000-%012d" % self._next("uuid")
+            number = self._next("uuid")  # also in front, where people read the first of an id
+            return b"%08d-0000-4000-8000-%012d" % (number % 10**8, number)
         if size > 12 and (prefix := _PREFIX.match(text)):
             return prefix[0] + b"%0*d" % (size - prefix.end(), self._next(prefix[0].decode()))
         name = b"%s%d" % (kind.encode(), self._next(kind)) if size >= 8 else b""

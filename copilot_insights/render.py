@@ -156,7 +156,7 @@ def _shown(section: Section) -> tuple[pl.DataFrame, str]:
     frame = section.frame if section.shown is None else section.shown
     if section.limit is None or frame.height <= section.limit:
         return frame, ""
-    more = f"{units.count(frame.height - section.limit)} more: --limit 0 shows all."
+    more = f"{units.count(frame.height - section.limit)} more: {section.rest}"
     return (frame.tail if section.newest else frame.head)(section.limit), more
 
 

@@ -44,6 +44,7 @@ class Section:
         lines: (label, text) pairs shown above the columns.
         note: a sentence below.
         limit: rows shown to people; all are in the other formats.
+        rest: what to say of those that are not shown.
         newest: the shown rows are the last ones, not the first.
         picture: instead of columns, lines for a width in cells.
     """
@@ -56,6 +57,7 @@ class Section:
     lines: tuple[tuple[str, str], ...] = ()
     note: str = ""
     limit: int | None = None
+    rest: str = "--limit 0 shows all."
     newest: bool = False
     picture: Callable[[int], Iterable[Line]] | None = None
 
@@ -270,7 +272,8 @@ def tools(tables: Tables, limit: int | None = None) -> Section:
         Column("category", "kind", "text", 8),
     )
     note = (
-        "Run time: without waiting for permissions, hooks and people; task without its sub-agent."
+        "Run time: without waiting for permissions, hooks and people; the total of task also "
+        "without its sub-agent."
     )
     return Section("tools", "Tools", frame, columns, shown, note=note, limit=limit)
 

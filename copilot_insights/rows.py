@@ -1,9 +1,13 @@
 """Tables → the rows of one session at a time, for what is made session by session."""
 
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, Final
 
 from copilot_insights.tables import Tables
+
+COURSE: Final = ("interactions", "llm_calls", "tool_calls", "subagents", "permissions", "hooks",
+                 "incidents")  # fmt: skip
+"""The tables that say what happened in a session and when."""
 
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]

@@ -504,10 +504,6 @@ TABLES: Final[dict[str, dict[str, Any]]] = {
 """Table → column → type; the grain and key stand first. `_ms` are milliseconds."""
 
 
-COURSE: Final = ("interactions", "llm_calls", "tool_calls", "subagents", "permissions", "hooks",
-                 "incidents")  # fmt: skip
-"""The tables that say what happened in a session and when."""
-
 _SOURCES: Final = ("usage_record", "store", "message", "compaction")
 VALUES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "sessions": {"layout": ("directory", "flat", "stdout"), "ending": ("routine", "error", "none")},
@@ -531,13 +527,11 @@ VALUES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "incidents": {"kind": (
         "error", "abort", "compaction", "truncation", "retry", "open_turn", "open_tool",
         "repeated_call", "unpaired_end", "rejected_line", "bad_field", "count_mismatch",
-        "unknown_type", "tokens_unknown",
-    )},
+        "unknown_type", "tokens_unknown")},
 }  # fmt: skip
-"""Table → column → the words that can stand in it, besides null. `sessions.usage_source` has
-those of `usage.source`, and where several apply they stand side by side: `message+shutdown`.
-`evidence` is what tells of a model call: its turn, of a sub-agent without turns its message or
-its error, or a compaction. Other words are the log's own.
+"""Table → column → the words that can stand in it, besides null; other words are the log's own.
+`evidence` is what tells of a call: its turn, of a sub-agent without turns its message or error,
+or a compaction. `sessions.usage_source` is some of `usage.source`, put together with `+`.
 """
 
 FAILED: Final = ("failed", "denied")

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from copilot_insights.rows import unrolled
+from copilot_insights.rows import COURSE, unrolled
 from copilot_insights.schema import AT, MAIN
 from copilot_insights.tables import Tables
 
@@ -32,10 +32,6 @@ BANDS: Final = {
 """Kind of a bar → the band of rows that it stands in, from the top down."""
 
 _ORDER: Final = {band: n for n, band in enumerate(dict.fromkeys(BANDS.values()))}
-
-NEEDED: Final = ("interactions", "llm_calls", "tool_calls", "subagents", "permissions", "hooks",
-                 "incidents")  # fmt: skip
-"""The tables that a waterfall is made of, besides `sessions`."""
 
 _BARS: Final[dict[str, Any]] = {
     "session_id": pl.String, "lane": pl.Int64, "agent_id": pl.String, "row": pl.Int64,
@@ -125,14 +121,14 @@ class Waterfall:
 
 
 def waterfall(tables: Tables, session_id: str) -> Waterfall:
-    """The waterfall of a session of the tables; they must have those of NEEDED.
+    """The waterfall of a session of the tables; they must have those of COURSE.
 
     Raises:
         polars.exceptions.NoRowsReturnedError: there is no such session.
     """
     of = pl.col("session_id") == session_id
     session = tables.sessions.row(by_predicate=of, named=True)
-    part = {name: tables.table(name).filter(of) for name in NEEDED}
+    part = {name: tables.table(name).filter(of) for name in COURSE}
     agents = _agents(part)
     rows = list(_bars(part))
     bars = [bar for bar in rows if bar["started_at"] or bar["ended_at"]]

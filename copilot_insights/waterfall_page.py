@@ -51,7 +51,7 @@ _SAID: Final = 20_000
 def waterfall_page(
     tables: Tables, session_id: str, tz: str = "UTC", *, content: bool = False
 ) -> str:
-    """The page of one session of the tables, which must have `waterfall.NEEDED`. With
+    """The page of one session of the tables, which must have `rows.COURSE`. With
     content, what was said, read again from the log.
     """
     fall = waterfall(tables, session_id)

@@ -129,10 +129,30 @@ def test_the_command(cli):
     assert "no session in nothing like that" in err
 
 
+def test_a_day_ends_a_time_before_it_and_begins_another(cli):
+    code, _, err = cli("compare", "..2026-12-01", "2026-12-01..", SAMPLES, "--tz", "UTC")
+    assert code == 1, "all of the samples are of that day"
+    assert "no session in ..2026-12-01" in err
+    code, out, _ = cli("compare", "..2026-12-02", "2026-12-01..", SAMPLES, "--tz", "UTC")
+    assert code == 0
+    assert "62 model calls of 62 in A are in B, too" in out
+
+
+def test_a_version_is_that_one_or_what_is_within(cli):
+    assert cli("compare", "--by", "version", "1.0.1", "1.0.65", REAL)[0] == 1
+    code, out, _ = cli("compare", "--by", "version", "1.0.12", "1.0", REAL)
+    assert code == 0
+    assert "1.0.12 · 17 sessions" in out
+    assert "in A are in B, too" in out
+    alike = "model latency is not measured alike"
+    assert alike in cli("compare", "--by", "version", "1.0.65", "1.0.102", REAL, width=200)[1]
+    assert alike not in cli("compare", "--by", "version", "1.0.12", "1.0.65", REAL, width=200)[1]
+
+
 def test_a_side_is_what_a_path_is(cli, monkeypatch, tmp_path):
     sides = REAL / "1.0.65", REAL / "1.0.102"
-    rows = cli("compare", *sides, "--json")[1]
-    assert cli("compare", REAL / "1.0.6*", REAL / "1.0.[1]02", "--json") == (0, rows, "")
+    whole = cli("compare", *sides, "--json")
+    assert cli("compare", REAL / "1.0.6*", REAL / "1.0.[1]02", "--json") == whole
     log = next((REAL / "1.0.102").rglob("events.jsonl"))
     monkeypatch.setattr(discover, "_stdin", log.read_bytes)
     assert cli("compare", log, "-")[0] == 0
@@ -140,7 +160,7 @@ def test_a_side_is_what_a_path_is(cli, monkeypatch, tmp_path):
     assert (code, out) == (1, "")
     assert "no such file or directory: ../nothere" in err
     picture = tmp_path / "d.HTML"
-    assert cli("compare", *sides, "-o", picture) == (0, "", "")
+    assert cli("compare", *sides, "-o", picture)[:2] == (0, "")
     assert picture.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 

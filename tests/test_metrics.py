@@ -277,6 +277,7 @@ def test_counts_by_group_are_those_of_the_sessions(samples, real):
             s["tool_calls"],
             s["failed_tool_calls"],
         )
+        assert days["tool_ms"].sum() == tools["total_ms"].sum()
         assert metrics.agents(tables)["runs"].sum() == o["subagents"] == s["subagents"]
         for name in ("turns_started", "turns_completed", "compactions", *PARTS):
             assert o[name] == s[name]

@@ -12,6 +12,7 @@ from copilot_insights.options import (
     choice,
     choose,
     load_all,
+    note,
     put,
     reading,
     refuse,
@@ -47,6 +48,8 @@ def _compare(
 
     compare old/ new/ · compare ..2026-11-15 2026-11-15.. · compare --by model gpt-5 claude
 
+    The day at the end of a time is not part of it.
+
     -o FILE.html, .png or .svg draws it.
     """
     from copilot_insights import compare as comparing  # noqa: PLC0415
@@ -59,7 +62,9 @@ def _compare(
         options = replace(options, output=None)
     else:
         picture = None
-    sides = [comparing.per_session(side) for side in _sides(options, (a, b), by)]
+    chosen = list(_sides(options, (a, b), by))
+    doubts = list(comparing.doubts(*chosen))
+    sides = [comparing.per_session(side) for side in chosen]
     for text, side in zip((a, b), sides, strict=True):
         if not side.height:
             raise InsightsError(f"no session in {text}", "Check both sides with report.")
@@ -68,9 +73,11 @@ def _compare(
     if picture:
         from copilot_insights.compare_chart import difference  # noqa: PLC0415
 
+        for text in doubts:
+            note(text)
         write_figure(difference(frame, (a, b)), picture, force=options.force)
         return
-    put(comparing.sections(frame, (a, b), sizes), options, "UTC")
+    put(comparing.sections(frame, (a, b), sizes, doubts), options, "UTC")
 
 
 def _sides(options: Options, texts: tuple[str, str], by: str | None) -> "Iterator[Tables]":
@@ -89,6 +96,7 @@ def _sides(options: Options, texts: tuple[str, str], by: str | None) -> "Iterato
 
 
 def _side(options: Options, text: str, by: str | None) -> Options:
+    from copilot_insights import when  # noqa: PLC0415
     from copilot_insights.discover import is_path  # noqa: PLC0415
 
     if by == "version":
@@ -102,6 +110,8 @@ def _side(options: Options, text: str, by: str | None) -> Options:
         return replace(options, paths=[text])
     if ".." in text:
         since, _, until = text.partition("..")
+        if begins := when.parse(until or None, when.zone(options.tz)):
+            until = begins.isoformat()  # a day ends a time before it, so that B can begin with it
         return replace(options, since=since or None, until=until or None)
     hint = "A side is a path, a time like 2026-11-01..2026-11-15, or a value with --by."
     raise InsightsError(f"what is {text}?", hint, exit_code=2)

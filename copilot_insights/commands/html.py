@@ -52,9 +52,10 @@ def _html(
     refuse(options, "html")
     output = options.output or _DEFAULT
     vacant([output], force=options.force)  # said before the work, not after it
-    from copilot_insights import metrics, reports, waterfall  # noqa: PLC0415
+    from copilot_insights import metrics, reports  # noqa: PLC0415
+    from copilot_insights.rows import COURSE  # noqa: PLC0415
 
-    only = reports.USED if waterfalls is None else {*reports.USED, *waterfall.NEEDED}
+    only = reports.USED if waterfalls is None else {*reports.USED, *COURSE}
     tables, chosen, tz = load_chosen(
         replace(options, output=None), only=tuple(only), whole=waterfalls is not None
     )

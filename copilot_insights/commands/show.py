@@ -47,7 +47,7 @@ def _show(
     content: Annotated[bool, _Option("--content", help="Print what was said, too.")] = False,
 ) -> None:
     """One session as a tree, with times."""
-    from copilot_insights.discover import is_path  # noqa: PLC0415
+    from copilot_insights.discover import LOG, is_path  # noqa: PLC0415
 
     if timeline and html:
         raise InsightsError("--timeline and --html are two pictures", "Use one.", exit_code=2)
@@ -58,12 +58,13 @@ def _show(
         refuse(options, "--html")
         options = replace(options, output=None)
     if which and is_path(which):
-        options = replace(options, paths=[which, *(options.paths or [])])
+        log = Path(which).is_file() or (Path(which) / LOG).is_file()
+        options = replace(options, paths=[which] if log else [which, *(options.paths or [])])
         which = None
     drawn = timeline or html
     if drawn:
-        from copilot_insights.waterfall import NEEDED  # noqa: PLC0415
-    tables, _, tz = load_chosen(options, only=NEEDED if drawn else ())
+        from copilot_insights.rows import COURSE  # noqa: PLC0415
+    tables, _, tz = load_chosen(options, only=COURSE if drawn else ())
     some_event(tables, options)
     if not tables.sessions.height:
         raise typer.Exit(1)

@@ -140,7 +140,8 @@ class _View:
         export: "LiveExport | None",
         sums: "dict[str, list[Point]] | None",
     ) -> None:
-        from copilot_insights.schema import COURSE, TABLES  # noqa: PLC0415
+        from copilot_insights.rows import COURSE  # noqa: PLC0415
+        from copilot_insights.schema import TABLES  # noqa: PLC0415
 
         self._recent, self._profile, self._export, self._sums = recent, profile, export, sums
         names = {*COURSE, "sessions"}

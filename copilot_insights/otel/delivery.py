@@ -16,8 +16,7 @@ from copilot_insights.otel.content import Said
 from copilot_insights.otel.exporters import Failure, Target
 from copilot_insights.otel.state import State
 from copilot_insights.otel.temporality import Added, Totals, added, preferred
-from copilot_insights.rows import Row, Rows, by_session
-from copilot_insights.schema import COURSE
+from copilot_insights.rows import COURSE, Row, Rows, by_session
 from copilot_insights.tables import Tables
 
 USED: Final = tuple(dict.fromkeys((*COURSE, *points.USED)))

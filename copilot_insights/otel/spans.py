@@ -21,8 +21,8 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from copilot_insights.rows import Row, Rows, by_session
-from copilot_insights.schema import COURSE, MAIN
+from copilot_insights.rows import COURSE, Row, Rows, by_session
+from copilot_insights.schema import MAIN
 from copilot_insights.tables import Tables
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
