@@ -393,24 +393,29 @@ def time_split(
 
     At each instant the first of these that is so: a tool runs; a permission or a person is
     waited for; a hook runs; the model is called; else other. A tool that is itself held up
-    by a permission or a hook does not run. Parts add up to the wall time exactly.
+    by a permission or a hook does not run. What an abort cut short went on until then, though
+    it has no latency. Parts add up to the wall time exactly.
     """
     key = ["session", "interaction"]
+    aborted = interactions.filter(pl.col("outcome") == "aborted").select(*key, cut="ended_at")
+
+    def cut(frame: pl.LazyFrame) -> pl.LazyFrame:
+        known = frame.join(aborted, on=key, how="left", maintain_order="left")
+        return known.with_columns(at_end=pl.coalesce("at_end", "cut"))
+
+    tools, permissions, hooks = cut(tools), cut(permissions), cut(hooks)
+    ran = pl.col("duration_ms").is_not_null() | (
+        (pl.col("status") == "open") & pl.col("cut").is_not_null()
+    )
+    tools = tools.filter(ran.fill_null(value=False))
     frames = [
         _marks(
             calls.with_columns(at="started_at", at_end=pl.coalesce("replied_at", "ended_at")), llm=1
         ),
-        _marks(
-            tools.filter(pl.col("duration_ms").is_not_null() & ~pl.col("waits_for_user")), tool=1
-        ),
-        _marks(
-            tools.filter(pl.col("duration_ms").is_not_null() & pl.col("waits_for_user")),
-            permission=1,
-        ),
+        _marks(tools.filter(~pl.col("waits_for_user")), tool=1),
+        _marks(tools.filter(pl.col("waits_for_user")), permission=1),
     ]
-    timed = tools.filter(pl.col("duration_ms").is_not_null()).select(
-        "session", "tool_call_id", pl.lit(1).alias("held")
-    )
+    timed = tools.select("session", "tool_call_id", pl.lit(1).alias("held"))
     timed = timed.unique(["session", "tool_call_id"])
     held = permissions.join(timed, on=["session", "tool_call_id"], how="left")
     frames.append(_marks(held, permission=1, tool=-pl.col("held").fill_null(0)))

@@ -183,6 +183,13 @@ def test_without_a_session_the_newest_is_shown(cli, monkeypatch):
         assert "cec01a66-4835-4be3-bf0c-c72dc1c345a2" in out
 
 
+def test_a_log_is_shown_whatever_other_paths_follow(cli):
+    for place in ("tools-1.0.102/events.jsonl", "tools-1.0.102"):
+        alone = cli("show", f"{SAMPLES}/{place}")
+        assert alone[0] == 0
+        assert cli("show", f"{SAMPLES}/{place}", SAMPLES) == alone
+
+
 def test_a_log_can_be_shown_by_its_place(cli):
     code, out, _ = cli("show", f"{SAMPLES}/sub2-1.0.102")
     assert code == 0
@@ -295,6 +302,19 @@ def test_a_dash_is_standard_input():
     done = process("show", "-", input=log)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"aad87572-07e7-4e15-9457-42f8473946d2" in done.stdout
+
+
+def test_what_takes_no_answer_is_a_line():
+    command = [sys.executable, "-m", "copilot_insights.cli", "report", str(SAMPLES)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "copilot-insights: cannot write the answer: No space left on device\n"
+    words = " ".join(f"'{word}'" for word in command)
+    done = subprocess.run(
+        ["bash", "-c", f"{words} >&-"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_pipe_that_is_closed_early_is_no_error():

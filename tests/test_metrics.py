@@ -186,6 +186,23 @@ def test_the_parts_of_time_are_whole_and_parallel_tools_count_once(log):
     assert session["user_ms"] == session["wall_ms"] - 14000 >= 90000
 
 
+def test_what_an_abort_cuts_short_went_on_until_then(log):
+    asked = {"requestId": "r", "permissionRequest": {"toolCallId": "a"}}
+    stop = [(9, "abort", None, {"reason": "user_initiated"}),
+            (9, "assistant.turn_end", None, {"turnId": "0"})]  # fmt: skip
+    begun = [start(), user(1), *turn(1, 2)[:2], tool(3, 1, "a")[0]]
+    for waits, tool_ms in (([], 6000), ([(4, "permission.requested", None, asked)], 1000)):
+        tables = log(*begun, *waits, *stop, user(20), *turn(20, 1))
+        first = tables.interactions.row(0, named=True)
+        assert first["outcome"] == "aborted"
+        assert (first["llm_ms"], first["other_ms"]) == (2000, 0)
+        assert (first["tool_ms"], first["permission_ms"]) == (tool_ms, 6000 - tool_ms)
+        assert tables.tool_calls["run_ms"].to_list() == [None]
+    # killed: nobody knows how long it ran
+    tables = log(*begun, user(20), *turn(20, 1))
+    assert tables.interactions["tool_ms"].to_list() == [0, 0]
+
+
 def test_shares_of_time_add_up(samples, real):
     for tables in (samples, real):
         parts = metrics.time_parts(tables)

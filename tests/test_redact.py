@@ -123,6 +123,13 @@ def test_all_logs_of_a_root_are_found_again_under_one_naming(tmp_path):
         assert sorted(old.sessions[column]) == sorted(new.sessions[column])
 
 
+def test_sessions_of_a_copy_can_be_told_apart_by_the_first_of_their_ids(tmp_path):
+    real = HERE / "data" / "real_logs"
+    redact(find([real / version for version in ("1.0.12", "1.0.65", "1.0.102")]).files, tmp_path)
+    ids = load(tmp_path).sessions["session_id"]
+    assert ids.str.head(8).n_unique() == len(ids) > 40
+
+
 def test_a_session_under_two_roots_is_one_in_the_copy_too(tmp_path):
     lines = good_lines()
     for root in "xy":
