@@ -5,18 +5,13 @@ from typing import Final
 import polars as pl
 
 from copilot_insights import metrics, units
-from copilot_insights.reports import Column, Section
+from copilot_insights.reports import PART_NAMES, Column, Section
 from copilot_insights.tables import Tables
 
-_PARTS: Final = (
-    Column("llm_ms", "model", "ms"),
-    Column("tool_ms", "tools", "ms"),
-    Column("permission_ms", "your answers", "ms"),
-    Column("hook_ms", "hooks", "ms"),
-    Column("other_ms", "other", "ms"),
-)
+_PARTS: Final = tuple(Column(part, name, "ms") for part, name in PART_NAMES.items())
 _SESSIONS: Final = 8
-_STATUS: Final = {"open": "cut off", "exit": "exit code not 0"}
+HOW: Final = {"open": "cut off", "exit": "exit ≠ 0"}
+"""What people call the status of a call that did not go well, where it is not their word."""
 
 
 def days_and_models(tables: Tables, tz: str) -> Section:
@@ -68,7 +63,7 @@ def spread(calls: pl.DataFrame, by: str, column: str) -> Section:
 def failures(tables: Tables) -> Section:
     """Why tool calls did not go well."""
     frame = metrics.failures(tables)
-    shown = frame.with_columns(how=pl.col("status").replace(_STATUS))
+    shown = frame.with_columns(how=pl.col("status").replace(HOW))
     columns = (
         Column("tool", "tool"),
         Column("how", "how it ended"),

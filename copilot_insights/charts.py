@@ -88,11 +88,10 @@ TEMPLATE: Final = go.layout.Template(
 """What all figures share."""
 
 _PARTS: Final = {
-    "llm_ms": ("model", BLUE),
-    "tool_ms": ("tools", GREEN),
-    "permission_ms": ("your answers", ORANGE),
-    "hook_ms": ("hooks", PURPLE),
-    "other_ms": ("other", PALE),
+    part: (name, color)
+    for (part, name), color in zip(
+        reports.PART_NAMES.items(), (BLUE, GREEN, ORANGE, PURPLE, PALE), strict=True
+    )
 }
 _MOST_SERIES: Final = 6
 _UNNAMED: Final = "not stated"
@@ -360,9 +359,6 @@ def outcomes(frame: pl.DataFrame, most: int = 15) -> Figure:
     return figure
 
 
-_STATUS: Final = {"open": "cut off", "interrupted": "interrupted", "exit": ""}
-
-
 def reasons(frame: pl.DataFrame, most: int = 15) -> Figure:
     """Of `metrics.failures`: why calls did not go well, most frequent first."""
     shown = frame.head(most)
@@ -375,9 +371,13 @@ def reasons(frame: pl.DataFrame, most: int = 15) -> Figure:
         return nothing(figure, "No tool call failed.")
     told = []
     for row in shown.iter_rows(named=True):
-        status = _STATUS.get(row["status"], row["status"])
-        reason = row["reason"] if row["reason"] not in {row["status"], "failure"} else ""
-        told.append(" · ".join(filter(None, (row["tool"] or _UNNAMED, status, reason))))
+        status, reason = row["status"], row["reason"]
+        words = (
+            row["tool"] or _UNNAMED,
+            None if status == "exit" else breakdowns.HOW.get(status, status),  # its reason says it
+            None if reason in {status, "failure"} else reason,
+        )
+        told.append(" · ".join(filter(None, words)))
     figure.add_bar(
         x=shown["calls"].to_list(), y=labels(told, 48), orientation="h", marker={"color": RED},
         customdata=shown["sessions"].to_list(),

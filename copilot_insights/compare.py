@@ -17,7 +17,7 @@ import polars as pl
 from polars import selectors
 
 from copilot_insights import units
-from copilot_insights.reports import Column, Section
+from copilot_insights.reports import PART_NAMES, Column, Section
 from copilot_insights.schema import FAILED, MAIN, PARTS
 from copilot_insights.spans import total
 from copilot_insights.tables import Tables
@@ -61,8 +61,8 @@ MEASURES: Final = (
     Measure("failed tool calls", "failed_tools", "tools", "percent", "share"),
     Measure("cached tokens", "cache_read_tokens", "input_tokens", "percent", "share"),
     *(
-        Measure(f"time: {part.removesuffix('_ms')}", part, "active_ms", "percent", "share")
-        for part in PARTS
+        Measure(f"time: {name}", part, "active_ms", "percent", "share")
+        for part, name in PART_NAMES.items()
     ),
 )
 

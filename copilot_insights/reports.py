@@ -70,13 +70,14 @@ _AMOUNTS: Final = (
     Column("ai_credits", "credits", "amount", 2),
     Column("premium_requests", "premium", "amount", 4),
 )
-_PARTS: Final = {
-    "llm": "model",
-    "tool": "tools",
-    "permission": "your answers",
-    "hook": "hooks",
-    "other": "other",
+PART_NAMES: Final = {
+    "llm_ms": "model",
+    "tool_ms": "tools",
+    "permission_ms": "your answers",
+    "hook_ms": "hooks",
+    "other_ms": "other",
 }
+"""What the parts of an interaction's time are called."""
 _DAYS: Final = 14
 _TOP: Final = 10
 
@@ -203,7 +204,8 @@ def _turns(o: dict[str, int]) -> str:
 def time(tables: Tables, chosen: Filter) -> Section:
     """Where the time went."""
     frame = metrics.time_parts(tables)
-    shown = frame.with_columns(label=pl.col("part").replace_strict(_PARTS), bar="share").filter(
+    label = pl.format("{}_ms", "part").replace_strict(PART_NAMES)
+    shown = frame.with_columns(label=label, bar="share").filter(
         (pl.col("ms") > 0) | pl.col("part").is_in(["llm", "tool"])
     )
     whole = int(frame["ms"].sum())

@@ -10,7 +10,7 @@ import polars as pl
 
 from copilot_insights import units
 from copilot_insights.content import Content
-from copilot_insights.reports import Column, Section
+from copilot_insights.reports import PART_NAMES, Column, Section
 from copilot_insights.rows import unrolled
 from copilot_insights.schema import MAIN
 from copilot_insights.tables import Tables
@@ -214,16 +214,8 @@ def _between(start: datetime | None, end: datetime | None) -> int | None:
     return round((end - start).total_seconds() * 1000) if start and end else None
 
 
-_PARTS: Final = {
-    "model": "llm_ms",
-    "tools": "tool_ms",
-    "your answers": "permission_ms",
-    "hooks": "hook_ms",
-}
-
-
 def _parts(loop: dict[str, Any]) -> str:
-    parts = ((name, loop[part]) for name, part in _PARTS.items())
+    parts = ((name, loop[part]) for part, name in PART_NAMES.items() if part != "other_ms")
     return ", ".join(f"{name} {units.duration(ms)}" for name, ms in parts if ms)
 
 

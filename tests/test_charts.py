@@ -6,9 +6,10 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from copilot_insights import charts, load, metrics
+from copilot_insights import breakdowns, charts, load, metrics, reports
 from copilot_insights.charts import CHARTS
 from copilot_insights.commands.chart import CHART_NAMES
+from copilot_insights.compare import MEASURES
 from copilot_insights.schema import PARTS
 from tests.conftest import CHROMIUM
 from tests.test_waterfall import HOSTILE, ROOT, session_lines
@@ -186,3 +187,25 @@ def test_wrong_use_is_said(cli, words, told):
     code, _, err = cli("chart", words[0], SAMPLES, *words[1:])
     assert code == 2
     assert told in err
+
+
+def test_parts_of_time_have_one_name_everywhere(cli):
+    names = set(reports.PART_NAMES.values())
+    assert {m.name for m in MEASURES if m.name.startswith("time: ")} == {
+        f"time: {name}" for name in names
+    }
+    assert set(reports.PART_NAMES) == set(PARTS)
+    shown = reports.time(load(SAMPLES), metrics.Filter()).shown
+    assert set(shown["label"]) == names
+    assert "your answers" in cli("show", f"{SAMPLES}/denied-1.0.102")[1]
+
+
+def test_how_a_call_ended_has_one_word_in_chart_and_table():
+    frame = pl.DataFrame(
+        {"tool": ["bash"] * 3, "status": ["open", "exit", "denied"],
+         "reason": [None, "exit code 3", "denied"], "calls": [3, 2, 1], "sessions": [1, 1, 1]}
+    )  # fmt: skip
+    told = list(charts.reasons(frame).data[0].y)
+    assert told == ["bash · cut off", "bash · exit code 3", "bash · denied"]
+    shown = breakdowns.failures(load(SAMPLES)).shown
+    assert {*shown["how"]} <= {"cut off", "exit ≠ 0", "failed", "denied", "interrupted"}

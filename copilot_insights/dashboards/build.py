@@ -9,7 +9,6 @@ exported afterwards often has no second one.
 import json
 from typing import Any, Final
 
-PROFILES: Final = ("latest", "v1.41")
 _CHOSEN: Final = 'vcs_repository_name=~"$repository"'
 _CHAT: Final = {
     "latest": ("gen_ai_client_inference_duration_seconds", ""),
@@ -159,7 +158,7 @@ _BARS: Final = {"custom": {"drawStyle": "bars", "fillOpacity": 80, "stacking": {
 
 
 def dashboard(profile: str) -> dict[str, Any]:
-    """The dashboard in Grafana's model, for a metric profile of PROFILES."""
+    """The dashboard in Grafana's model, for a profile of `otel.metrics`."""
     source = {"type": "prometheus", "uid": "${datasource}"}
     panels: list[dict[str, Any]] = []
     x = y = 0

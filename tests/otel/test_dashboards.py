@@ -19,9 +19,9 @@ import polars as pl
 import pytest
 
 from copilot_insights import load
-from copilot_insights.dashboards.build import PROFILES, dashboard, text, within
+from copilot_insights.dashboards.build import dashboard, text, within
 from copilot_insights.errors import InsightsError
-from copilot_insights.otel.metrics import METRICS, points
+from copilot_insights.otel.metrics import METRICS, PROFILES, points
 from copilot_insights.otel.prometheus import openmetrics, series_name, serve
 from copilot_insights.otel.temporality import Totals, added, summed
 from copilot_insights.schema import PARTS
