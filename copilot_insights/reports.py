@@ -309,7 +309,7 @@ def daily(tables: Tables, tz: str, limit: int | None = None) -> Section:
         Column("sessions", "sessions", "count", 3),
         Column("failed_llm_calls", "failed", "count", 6),
         Column("tool_calls", "tools", "count", 2),
-        Column("failed_tool_calls", "failed", "count", 5),
+        Column("failed_tool_calls", "tools failed", "count", 5),
         *_AMOUNTS,
         Column("llm_ms", "model time", "ms", 4),
         Column("tool_ms", "tool time", "ms", 4),
@@ -388,7 +388,7 @@ def sessions(tables: Tables) -> Section:
         Column("llm_calls", "calls", "count"),
         Column("failed_llm_calls", "failed", "count", 6),
         Column("tool_calls", "tools", "count", 1),
-        Column("failed_tool_calls", "failed", "count", 4),
+        Column("failed_tool_calls", "tools failed", "count", 4),
         Column("subagents", "agents", "count", 7),
         *_AMOUNTS,
         Column("active_ms", "active", "ms"),
@@ -464,7 +464,10 @@ def check(tables: Tables) -> Section:
         Column("log", "log", "text", 6),
         Column("at", "time", "time", 5),
     )
-    problems = units.plural(found.filter(pl.col("kind").is_in(PROBLEMS)).height, "problem")
+    number = found.filter(pl.col("kind").is_in(PROBLEMS)).height
+    problems = units.plural(number, "problem")
+    if number < found.height:
+        problems += f" and {units.plural(found.height - number, 'doubt')}"
     events = units.plural(int(tables.sessions["events"].sum()), "event")
     title = f"{problems} in {units.plural(tables.sessions.height, 'session')}, {events}"
     return Section("check", title, found, columns, shown)

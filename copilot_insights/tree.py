@@ -71,7 +71,7 @@ def show(tables: Tables, session_id: str, tz: str, *, content: bool = False) -> 
         Column("detail", "", "text", 3),
     ]
     if content:
-        columns[2:] = [columns[2], Column("content", "content")]
+        columns[4:] = [Column("content", "content")]
     return Section("show", "", frame, tuple(columns), shown, heading(session, tz))
 
 

@@ -183,6 +183,11 @@ def test_without_a_session_the_newest_is_shown(cli, monkeypatch):
         assert "cec01a66-4835-4be3-bf0c-c72dc1c345a2" in out
 
 
+def test_with_content_a_call_that_was_denied_is_still_one(cli):
+    lines = cli("show", f"{SAMPLES}/denied-1.0.102", "--content", width=100)[1].splitlines()
+    assert sum(" denied " in line and "tool" in line for line in lines) == 2
+
+
 def test_a_log_is_shown_whatever_other_paths_follow(cli):
     for place in ("tools-1.0.102/events.jsonl", "tools-1.0.102"):
         alone = cli("show", f"{SAMPLES}/{place}")

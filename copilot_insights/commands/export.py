@@ -77,6 +77,8 @@ def _otel(  # noqa: PLR0913
     dry_run: Annotated[bool, _Option("--dry-run", help="Say what would go; send nothing.")] = False,
 ) -> None:
     """Send traces and metrics, as the CLI itself would have, to an OpenTelemetry receiver."""
+    if not (traces or metrics):
+        raise InsightsError("neither traces nor metrics", "Send one of them.", exit_code=2)
     from copilot_insights.otel import delivery  # noqa: PLC0415
     from copilot_insights.otel import state as states  # noqa: PLC0415
     from copilot_insights.otel.content import asked  # noqa: PLC0415
