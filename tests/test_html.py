@@ -83,10 +83,15 @@ def test_every_chart_of_the_samples_is_drawn(opened, width, scheme):
 
 
 def test_a_thousand_sessions_are_drawn_sorted_and_filtered(opened, many_page):
+    def first(page):
+        page.wait_for_function("report.first")
+        return page.evaluate("report.first")
+
+    few = first(opened(page_of(SAMPLES))[0])
     page, said = opened(many_page)
     assert len(many_page) < 8_000_000
-    page.wait_for_timeout(300)
-    assert page.evaluate("report.first") < 5000  # the aim is 1500; a busy machine takes longer
+    # nearly all of it is plotly's own, which both read: a thousand sessions cost little more
+    assert first(page) < 4 * few
     assert page.evaluate("report.drawn()") < len(drawn(page))  # those in view, at first
     assert all(drawn(page).values())
     assert "1,000" in page.locator("#much .tiles").inner_text()
