@@ -239,6 +239,8 @@ def _loop(view: _View, follower: "Follower", every: float) -> None:
         return  # that is how it ends
     finally:
         view.tick(last=True)
+        if trouble := view.trouble():
+            note(trouble)
 
 
 @contextmanager

@@ -84,8 +84,8 @@ class State:
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         with self._told("write"):
-            self._base.execute("begin immediate")
-            try:
+            try:  # an interrupt is raised as soon as a call is over: also when this one is
+                self._base.execute("begin immediate")
                 yield self._base
                 self._base.execute("commit" if self._keep else "rollback")
             except BaseException:

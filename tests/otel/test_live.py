@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
 import pytest
 
 from copilot_insights import load
 from copilot_insights.otel.spans import spans
+from copilot_insights.otel.state import State
 
 from .receivers import http
 from .telemetry import REAL
@@ -126,6 +127,34 @@ def test_kill_9_five_times_in_between(tmp_path):
         after = exported(tmp_path)
         assert sent(received) == sent(after)
         assert by_name(received) == near(totals(load(tmp_path / "home")))
+
+
+@pytest.mark.parametrize("step", range(1, 8))
+def test_an_interrupt_at_any_step_leaves_the_state_usable(tmp_path, step):
+    """It is raised when a call is over, "begin" and "commit" too."""
+
+    class Interrupted:
+        def __init__(self, base):
+            self.base, self.left = base, step
+
+        def __getattr__(self, name):
+            def call(*arguments):
+                answer = getattr(self.base, name)(*arguments)
+                self.left -= 1
+                if self.left == 0:
+                    raise KeyboardInterrupt
+                return answer
+
+            return call if name.startswith("execute") else getattr(self.base, name)
+
+    with State(tmp_path / "state.db", "target") as state:
+        base = state._base  # noqa: SLF001  # a signal can't be sent to an instant
+        state._base = Interrupted(base)  # type: ignore[assignment]  # noqa: SLF001
+        with suppress(KeyboardInterrupt):
+            state.confirm_spans(state.note_spans([("session", 7)]))
+        state._base = base  # noqa: SLF001
+        state.confirm_spans(state.note_spans([("session", 7)]))
+        assert state.sent("session") == {7}
 
 
 @pytest.mark.parametrize("fault", [503, 400])
