@@ -28,9 +28,9 @@ from zlib import crc32
 import msgspec
 import polars as pl
 
-from copilot_insights.accounting import store_beside
 from copilot_insights.discover import LogFile
 from copilot_insights.schema import TABLES
+from copilot_insights.session_store import store_beside
 from copilot_insights.tables import Tables, Wanted
 
 KEPT: Final[Wanted] = {name: of for name, of in TABLES.items() if name != "events"}

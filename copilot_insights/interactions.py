@@ -1,5 +1,7 @@
 """Interactions and sub-agents: the loops that calls belong to."""
 
+from typing import Final
+
 import polars as pl
 
 from copilot_insights.reader import Events
@@ -7,17 +9,34 @@ from copilot_insights.schema import MAIN, TOKENS
 from copilot_insights.spans import STARTED, USER, total
 from copilot_insights.tool_calls import LOOP_HOOKS
 
+_ENDS: Final = (
+    "assistant.turn_end",
+    "tool.execution_complete",
+    "permission.completed",
+    "hook.end",
+    "subagent.completed",
+    "subagent.failed",
+)
 
-def subagents(events: Events, calls: pl.LazyFrame, tools: pl.LazyFrame) -> pl.LazyFrame:
-    """A row per sub-agent: first to last event of its agent id, whatever its `task` call did."""
+
+def subagents(
+    events: Events, calls: pl.LazyFrame, tools: pl.LazyFrame, bookings: pl.LazyFrame
+) -> pl.LazyFrame:
+    """A row per sub-agent: first to last event of its agent id, whatever its `task` call did.
+    Tokens are those of its calls, else what a total states of it.
+    """
+    own = events.base.lazy().filter(pl.col("agent_id") != MAIN)
+    # a later process only writes the ends that a killed one left out: nobody timed those
+    lived = ~pl.col("type").is_in(_ENDS).all().over("agent", "process")
     extent = (
-        events.base.lazy()
-        .filter(pl.col("agent_id") != MAIN)
+        own.with_columns(lived=lived | (pl.col("process") == pl.col("process").min().over("agent")))
+        .filter("lived")
         .group_by("agent", maintain_order=True)
         .agg(
             pl.col("session_id", "agent_id").first(),
             first=pl.col("at").min(),
             last=pl.col("at").max(),
+            processes=pl.col("process").unique(),
         )
     )
     begun = (
@@ -29,12 +48,12 @@ def subagents(events: Events, calls: pl.LazyFrame, tools: pl.LazyFrame) -> pl.La
         events.of("subagent.completed", "subagent.failed")
         .group_by("agent")
         .agg(
-            pl.col("type", "cancelled", "tool_call_id", "agent_name", "model")
+            pl.col("type", "cancelled", "tool_call_id", "agent_name", "model", "process")
             .last()
             .name.suffix("_end")
         )
     )
-    own = (
+    made = (
         calls.filter(pl.col("evidence") != "compaction")
         .group_by("agent")
         .agg(
@@ -44,15 +63,23 @@ def subagents(events: Events, calls: pl.LazyFrame, tools: pl.LazyFrame) -> pl.La
         )
     )
     used = tools.group_by("agent").agg(tool_calls=pl.len().cast(pl.Int64))
+    whose = ["session_id", "agent_id"]
+    stated = (
+        bookings.group_by(whose)
+        .agg(pl.col("by_agent").all(), *(total(name).alias(f"{name}_stated") for name in TOKENS))
+        .filter("by_agent")
+    )
     table = extent
-    for more in (begun, ends, own, used):
+    for more in (begun, ends, made, used):
         table = table.join(more, on="agent", how="left", maintain_order="left")
+    table = table.join(stated, on=whose, how="left", maintain_order="left")
     return table.with_columns(
+        *(pl.coalesce(f"{name}_stated", name).alias(name) for name in TOKENS),
         tool_call_id=pl.coalesce("tool_call_id", "tool_call_id_end"),
         agent_name=pl.coalesce("agent_name", "agent_name_end"),
         model=pl.coalesce("model", "model_end", "call_model"),
         started_at=pl.coalesce("at", "first"),
-        ended_at=pl.when(pl.col("type_end").is_not_null()).then("last"),
+        ended_at=pl.when(pl.col("processes").list.contains(pl.col("process_end"))).then("last"),
         status=pl.when(pl.col("cancelled_end"))
         .then(pl.lit("cancelled"))
         .when(pl.col("type_end") == "subagent.failed")
@@ -108,10 +135,13 @@ def interactions(
         unfinished=pl.col("status").is_in(["open", "interrupted"]).any(),
     )
     said = events.of("session.task_complete").filter(pl.col("success").fill_null(value=True))
+    done = events.of("subagent.completed").join(base.filter("own").select("row"), on="row")
+    cancelled = pl.col("cancelled").fill_null(value=False)
+    aborts = [frame.select(*key) for frame in (events.of("abort"), done.filter(cancelled))]
     marks = {
         "completed": said,
-        "aborted": events.of("abort"),
-        "stopped": events.of("subagent.completed"),
+        "aborted": pl.concat(aborts),
+        "stopped": done.filter(~cancelled),
         "broken": events.of("subagent.failed"),
     }
     table = begun.join(texts, on="row", how="left", maintain_order="left")

@@ -20,12 +20,12 @@ from typing import Final, NamedTuple
 
 import polars as pl
 
-from copilot_insights.accounting import store_beside
 from copilot_insights.cache import KEPT, Cache, Part, shared
 from copilot_insights.discover import STDIN, LogFile, find
 from copilot_insights.errors import InsightsError
 from copilot_insights.reader import read
 from copilot_insights.schema import TABLES
+from copilot_insights.session_store import store_beside
 from copilot_insights.tables import Tables, Wanted, build, join
 
 # so many bytes of logs at a time: more would save little time and take more memory

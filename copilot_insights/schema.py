@@ -7,17 +7,17 @@ optional: a log may be damaged, and null means that it does not say. Facts: the 
 schema of CLI 1.0.102 and logs of 1.0.12 to 1.0.102; where they disagree, the logs.
 """
 
-import re
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Final, NamedTuple, cast
-from zlib import adler32, crc32
 
 import msgspec
 import polars as pl
 from msgspec import Meta, Raw, Struct
+
+from copilot_insights import values
+from copilot_insights.values import Amount, Count
 
 MAIN: Final = "main"
 """The agent id of the root agent, whose events carry none."""
@@ -38,9 +38,9 @@ AMOUNTS: Final = (*TOKENS, "nano_aiu", "premium_requests")
 """What a usage statement says. 1e9 nano_aiu are one AI credit."""
 
 STATEMENT: Final = pl.Struct(
-    {"model": S, "requests": I, **_TOKENS, "nano_aiu": F, "premium_requests": F}
+    {"agent_id": S, "model": S, "requests": I, **_TOKENS, "nano_aiu": F, "premium_requests": F}
 )
-"""One model's share of a total."""
+"""One model's share of a total, or (`agent_id`) one agent's of that."""
 
 EVENT_COLUMNS: Final[dict[str, Any]] = {
     "turn_id": S, "interaction_id": S, "tool_call_id": S, "parent_tool_call_id": S,
@@ -57,8 +57,6 @@ EVENT_COLUMNS: Final[dict[str, Any]] = {
 
 # --- payload fields -----------------------------------------------------------------------
 
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-Amount = Annotated[float, Meta(ge=0, le=1e15)]
 _ExitCode = Annotated[int, Meta(ge=-(2**32), le=2**32)]
 _DECODED: Final[dict[Any, Any]] = {S: str, I: Count, F: Amount, B: bool}
 
@@ -75,150 +73,42 @@ _Columns = dict[str, str | From]
 """Column of the events frame → path in the payload, or how it is computed."""
 
 
-class _Requests(Struct, frozen=True, gc=False):
-    count: Count | None = None
-    cost: Amount | None = None
-
-
-class _Tokens(Struct, frozen=True, gc=False, rename="camel"):
-    input_tokens: Count | None = None
-    output_tokens: Count | None = None
-    cache_read_tokens: Count | None = None
-    cache_write_tokens: Count | None = None
-    reasoning_tokens: Count | None = None
-
-
-class _Metrics(Struct, frozen=True, gc=False, rename="camel"):
-    """One model in `modelMetrics`."""
-
-    requests: _Requests = _Requests()
-    usage: _Tokens = _Tokens()
-    total_nano_aiu: Amount | None = None
-    ai_credits_status: str | None = None
-
-
-class _ProviderMetrics(Struct, frozen=True, gc=False, rename="camel"):
-    """One model in `providerModelMetrics`, the form that `session.usage_checkpoint` has."""
-
-    model_id: str | None = None
-    metrics: _Metrics = _Metrics()
-
-
-class _HookToolCall(Struct, frozen=True, gc=False):
-    id: str | None = None
-
-
-def _statements(
-    by_model: dict[str, _Metrics] | None, listed: list[_ProviderMetrics] | None, status: str | None
-) -> list[dict[str, Any]] | None:
-    if by_model is None and listed is None:
-        return None
-    pairs = (
-        by_model.items()
-        if by_model is not None
-        else [(p.model_id, p.metrics) for p in listed or ()]
-    )
-    return [
-        {
-            "model": model, "requests": m.requests.count,
-            **{name: getattr(m.usage, name) for name in TOKENS},
-            "nano_aiu": _known(m.total_nano_aiu, m.ai_credits_status or status),
-            "premium_requests": m.requests.cost,
-        }
-        for model, m in pairs
-    ]  # fmt: skip
-
-
-def _known(amount: float | None, status: str | None) -> float | None:
-    # without a GitHub account the CLI writes 0 credits, "unavailable": it does not mean free
-    return None if status == "unavailable" else amount
-
-
-def _round(value: float | None) -> int | None:
-    return None if value is None else round(value)
-
-
-def _first(value: Any, other: Any) -> Any:  # noqa: ANN401
-    return other if value is None else value
-
-
-def _ttft(value: float | None, old: float | None) -> int | None:
-    value = old if value is None else value
-    return None if value is None else round(value)
-
-
-def _size(raw: Raw) -> int | None:
-    return len(bytes(raw)) or None
-
-
-def _length(items: list[Any] | None) -> int | None:
-    return None if items is None else len(items)
-
-
-def _cost(cost: float | None, initiator: str | None) -> float | None:
-    # `cost` is the model's multiplier, billed once per user message, not per iteration
-    return cost if cost is None or initiator in {None, "user"} else 0.0
-
-
-def _nudge(flag: bool | None, source: str | None, mode: str | None, content: Raw) -> bool:  # noqa: FBT001
-    # before 1.0.65 a nudge is only known by its empty content in autopilot mode
-    return bool(flag) or source == "autopilot" or (mode == "autopilot" and bytes(content) == b'""')
-
-
-def hash_arguments(raw: Raw) -> str | None:
-    """16 hex digits that are equal when the arguments are; None for no arguments."""
-    text = bytes(raw)
-    if text[:1] == b'"':  # hooks may hold the arguments' JSON in a string, spaced
-        with suppress(msgspec.DecodeError, UnicodeError):
-            text = msgspec.json.format(msgspec.json.decode(text, type=str).encode(), indent=-1)
-    return f"{crc32(text):08x}{adler32(text):08x}" if text else None
-
-
-_EXIT: Final = re.compile(rb'<(?:exited|(?:shellId: \S+ )?completed) with exit code (-?\d{1,9})>"')
-
-
-def _exit_code(code: int | None, result: Raw) -> int | None:
-    # before 1.0.85 the code is only at the end of the text; the quote ends the JSON string,
-    # so that the output of a command cannot pose as its exit code
-    if code is None and (found := _EXIT.search(bytes(result))):
-        return int(found[1])
-    return code
-
-
 _RAW_ARGUMENTS: Final = (("arguments",), (Raw,))
 _TURN: Final[_Columns] = {
     "turn_id": "turnId", "interaction_id": "interactionId", "model": "model",
     "parent_tool_call_id": "parentToolCallId",
 }  # fmt: skip
 _CONTEXT: Final[_Columns] = {
-    "cwd": From(("context.cwd", "context.gitRoot"), (str, str), _first),
+    "cwd": From(("context.cwd", "context.gitRoot"), (str, str), values.first),
     "repository": "context.repository", "branch": "context.branch", "producer": "producer",
     "cli_version": "copilotVersion", "model": "selectedModel",
 }  # fmt: skip
 _TOTAL: Final[_Columns] = {
     "outcome": "shutdownType",
     "statements": From(
-        ("modelMetrics", "providerModelMetrics", "accountingSnapshot.aiCreditsStatus"),
-        (dict[str, _Metrics], list[_ProviderMetrics], str),
-        _statements,
+        ("modelMetrics", "providerModelMetrics", "agentMetrics",
+         "accountingSnapshot.aiCreditsStatus"),
+        (dict[str, values.ModelMetrics], list[values.ProviderMetrics],
+         dict[str, values.AgentMetrics], str),
+        values.statements,
     ),
     "premium_requests": "totalPremiumRequests",
     "nano_aiu": From(
-        ("totalNanoAiu", "accountingSnapshot.aiCreditsStatus"), (Amount, str), _known
+        ("totalNanoAiu", "accountingSnapshot.aiCreditsStatus"), (Amount, str), values.known
     ),
     "lines_added": "codeChanges.linesAdded", "lines_removed": "codeChanges.linesRemoved",
-    "files_modified": From(("codeChanges.filesModified",), (list[Any],), _length),
+    "files_modified": From(("codeChanges.filesModified",), (list[Any],), values.length),
 }  # fmt: skip
 _USAGE: Final[_Columns] = {
     "model": "model", "api_call_id": "apiCallId", "input_tokens": "inputTokens",
     "output_tokens": "outputTokens", "cache_read_tokens": "cacheReadTokens",
     "cache_write_tokens": "cacheWriteTokens", "reasoning_tokens": "reasoningTokens",
-    "premium_requests": From(("cost", "initiator"), (Amount, str), _cost),
+    "premium_requests": From(("cost", "initiator"), (Amount, str), values.cost),
     "nano_aiu": From(
-        ("copilotUsage.totalNanoAiu", "aiCreditsStatus"), (Amount, str), _known
+        ("copilotUsage.totalNanoAiu", "aiCreditsStatus"), (Amount, str), values.known
     ),
-    "duration_ms": From(("duration",), (Amount,), _round),
-    "ttft_ms": From(("timeToFirstTokenMs", "ttftMs"), (Amount, Amount), _ttft),
+    "duration_ms": From(("duration",), (Amount,), values.whole),
+    "ttft_ms": From(("timeToFirstTokenMs", "ttftMs"), (Amount, Amount), values.whole),
     "initiator": "initiator", "finish_reason": "finishReason",
 }  # fmt: skip
 _SUBAGENT: Final[_Columns] = {
@@ -235,7 +125,7 @@ FIELDS: Final[dict[str, _Columns]] = {
     "session.start": _CONTEXT,
     "session.resume": _CONTEXT,
     "session.context_changed": {
-        "cwd": From(("cwd", "gitRoot"), (str, str), _first),
+        "cwd": From(("cwd", "gitRoot"), (str, str), values.first),
         "repository": "repository", "branch": "branch",
     },
     "session.model_change": {"model": "newModel"},
@@ -251,7 +141,7 @@ FIELDS: Final[dict[str, _Columns]] = {
         "interaction_id": "interactionId", "source": "source", "delivery": "delivery",
         "parent_tool_call_id": "parentToolCallId",
         "nudge": From(("isAutopilotContinuation", "source", "agentMode", "content"),
-                      (bool, str, str, Raw), _nudge),
+                      (bool, str, str, Raw), values.nudge),
     },
     "assistant.turn_start": _TURN,
     "assistant.turn_end": _TURN,
@@ -263,14 +153,15 @@ FIELDS: Final[dict[str, _Columns]] = {
     "tool.execution_start": {
         "tool_call_id": "toolCallId", "tool": "toolName", "mcp_server": "mcpServerName",
         "parent_tool_call_id": "parentToolCallId",
-        "argument_bytes": From(*_RAW_ARGUMENTS, _size),
-        "arguments_hash": From(*_RAW_ARGUMENTS, hash_arguments),
+        "argument_bytes": From(*_RAW_ARGUMENTS, values.size),
+        "arguments_hash": From(*_RAW_ARGUMENTS, values.hash_arguments),
     },
     "tool.execution_complete": {
         "tool_call_id": "toolCallId", "parent_tool_call_id": "parentToolCallId",
         "success": "success", "error_code": "error.code", "model": "model",
-        "exit_code": From(("shellExecution.exitCode", "result"), (_ExitCode, Raw), _exit_code),
-        "result_bytes": From(("result",), (Raw,), _size),
+        "exit_code": From(("shellExecution.exitCode", "result"), (_ExitCode, Raw),
+                          values.exit_code),
+        "result_bytes": From(("result",), (Raw,), values.size),
     },
     "permission.requested": {
         "request_id": "requestId", "kind": "permissionRequest.kind",
@@ -281,8 +172,8 @@ FIELDS: Final[dict[str, _Columns]] = {
     },
     "hook.start": {
         **_HOOK, "tool": "input.toolName",
-        "arguments_hash": From(("input.toolArgs",), (Raw,), hash_arguments),
-        "tool_call_ids": From(("input.toolCalls",), (list[_HookToolCall],),
+        "arguments_hash": From(("input.toolArgs",), (Raw,), values.hash_arguments),
+        "tool_call_ids": From(("input.toolCalls",), (list[values.HookToolCall],),
                               lambda calls: [c.id for c in calls if c.id] if calls else None),
     },
     "hook.end": _HOOK,
@@ -291,14 +182,16 @@ FIELDS: Final[dict[str, _Columns]] = {
     "subagent.failed": _SUBAGENT,
     "session.compaction_start": {"model": "model"},
     "session.compaction_complete": {
-        "model": From(("model", f"{_USED}.model"), (str, str), _first), "success": "success",
+        "model": From(("model", f"{_USED}.model"), (str, str), values.first), "success": "success",
         # the short keys are those of 1.0.12 to 1.0.2x
-        "input_tokens": From((f"{_USED}.inputTokens", f"{_USED}.input"), (Count, Count), _first),
-        "output_tokens": From((f"{_USED}.outputTokens", f"{_USED}.output"), (Count, Count), _first),
+        "input_tokens": From((f"{_USED}.inputTokens", f"{_USED}.input"), (Count, Count),
+                             values.first),
+        "output_tokens": From((f"{_USED}.outputTokens", f"{_USED}.output"), (Count, Count),
+                              values.first),
         "cache_read_tokens": From((f"{_USED}.cacheReadTokens", f"{_USED}.cachedInput"),
-                                  (Count, Count), _first),
+                                  (Count, Count), values.first),
         "cache_write_tokens": f"{_USED}.cacheWriteTokens",
-        "duration_ms": From((f"{_USED}.duration",), (Amount,), _round),
+        "duration_ms": From((f"{_USED}.duration",), (Amount,), values.whole),
     },
     "session.error": {"error_code": "errorType", "status_code": "statusCode"},
     "model.call_failure": {"error_code": "errorType", "status_code": "statusCode"},

@@ -143,22 +143,28 @@ def mates(both: pl.LazyFrame, keys: list[str], opens: pl.Expr) -> pl.LazyFrame:
     """Which end closes which start: columns `row` (of the start) and `row_end`.
 
     Starts and ends of one key nest like brackets; an end without an open start is left out.
+    Where starts of one key are open side by side, an end closes one of its own agent first:
+    some models give the calls of several agents the same ids.
     """
+    key, own = (pl.struct(*dict.fromkeys(k)).hash() for k in (keys, [*keys, "agent"]))
     marks = (
         both.filter(pl.all_horizontal(pl.col(keys).is_not_null()))
-        .select("row", opens=opens, key=pl.struct(keys).hash())
+        .select("row", opens=opens, key=key, own=own)
         .sort("key", "row")
         .with_columns(opened=pl.col("opens").shift(1) & (pl.col("key") == pl.col("key").shift(1)))
     )
     # two starts of one key behind each other are rare, and the only case that takes counting
-    deep = marks.filter(pl.col("opens") & pl.col("opened")).select("key").unique()
+    several = marks.filter(pl.col("opens") & pl.col("opened")).select("key").unique()
     flat = (
         marks.with_columns(start=pl.col("row").shift(1))
         .filter(~pl.col("opens") & pl.col("opened"))
-        .join(deep, on="key", how="anti")
+        .join(several, on="key", how="anti")
         .select(row="start", row_end="row")
     )
-    return pl.concat([flat, _nested_mates(marks.join(deep, on="key", how="semi"))])
+    deep = marks.join(several, on="key", how="semi")
+    own_mates = _nested_mates(deep.with_columns(key="own"))
+    mated = pl.concat([own_mates.select("row"), own_mates.select(row="row_end")])
+    return pl.concat([flat, own_mates, _nested_mates(deep.join(mated, on="row", how="anti"))])
 
 
 def _nested_mates(marks: pl.LazyFrame) -> pl.LazyFrame:

@@ -108,7 +108,7 @@ def build(read: Read, store: pl.DataFrame, wanted: Wanted = TABLES) -> Tables:
     """All tables of some logs, as pure functions of what was read.
 
     `store` has the usage rows of the session store beside the logs; see
-    `accounting.store_beside`. Tables that are not wanted are empty, and columns that are
+    `session_store.store_beside`. Tables that are not wanted are empty, and columns that are
     not are left out.
     """
     events = spans.number(read.events)
@@ -117,18 +117,18 @@ def build(read: Read, store: pl.DataFrame, wanted: Wanted = TABLES) -> Tables:
     permissions = collect(tool_calls.permissions(events))
     hooks = collect(tool_calls.hooks(events))
     tools = collect(tool_calls.tool_calls(events, permissions, hooks))
-    subagents = collect(interactions.subagents(events, calls, tools))
     loops = collect(interactions.interactions(events, calls, tools, hooks))
     split = accounting.time_split(loops, calls, tools, permissions, hooks)
     loops = collect(
         loops.join(split, on=["session", "interaction"], how="left", maintain_order="left")
     )
     stated = collect(accounting.totals(events, calls))
-    bookings = collect(accounting.bookings(events, calls, stated))
+    usage = collect(accounting.usage(events, store.lazy()))
+    bookings = collect(accounting.bookings(events, calls, stated, usage))
+    subagents = collect(interactions.subagents(events, calls, tools, bookings))
     amounts = accounting.session_usage(events, calls, stated, bookings)
     sessions = collect(_sessions(read, events, calls, tools, loops, subagents, amounts))
-    troubles = _incidents(read, events, turns, calls, tools, sessions, stated)
-    usage = accounting.usage(events, store.lazy())
+    troubles = _incidents(read, events, turns, calls, tools, sessions, stated, bookings)
     frames = {
         "sessions": sessions,
         "interactions": loops,
@@ -293,6 +293,7 @@ def _incidents(
     tools: pl.LazyFrame,
     sessions: pl.LazyFrame,
     stated: pl.LazyFrame,
+    bookings: pl.LazyFrame,
 ) -> pl.LazyFrame:
     """A row per thing that went wrong, was cut or was damaged."""
 
@@ -342,8 +343,18 @@ def _incidents(
             how="anti",
         )
     )
+    # the store knows calls whose lines are gone: they were rewound, or the log is damaged
+    stored = bookings.filter(col("source") == "store").group_by("session_id").agg(stored=pl.len())
+    gone = (
+        stored.join(
+            answered.group_by("session_id").agg(found=pl.len()), on="session_id", how="left"
+        )
+        .with_columns(col("found").fill_null(0))
+        .filter(col("stored") > col("found"))
+    )
     partly = (
         in_total.filter(col("input_tokens").is_null() & ~col("covered"))
+        .join(gone, on="session_id", how="anti")
         .group_by("session_id", maintain_order=True)
         .agg(n=pl.len())
     )
@@ -413,6 +424,11 @@ def _incidents(
             pl.format(
                 "the totals state {} requests, the log has {} answered calls", "requests", "found"
             ),
+        ),
+        rows(
+            "count_mismatch",
+            gone,
+            pl.format("the session store has {} calls, the log has {} of them", "stored", "found"),
         ),
         rows("unknown_type", unknown, pl.format("{} of unknown type {}", "n", "type")),
         rows("tokens_unknown", partly, pl.format("no input tokens are known of {} calls", "n")),

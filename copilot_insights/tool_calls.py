@@ -114,10 +114,9 @@ def tool_calls(events: Events, permissions: pl.LazyFrame, hooks: pl.LazyFrame) -
         pl.when(~superseded).then("tool_call_id").alias("tool_call_id"),
     )
     pairs = collect(paired)
-    waits = _held(pairs, permissions, key).group_by("row").agg(permission_ms=pl.col("ms").sum())
-    own = hooks.filter(pl.col("kind").is_in(LOOP_HOOKS)).with_columns(tool_call_id="tool_call_ids")
-    own = own.explode("tool_call_id", empty_as_null=False)
-    hooked = _held(pairs, own, key).group_by("row").agg(hook_ms=pl.col("ms").sum())
+    waits = held(pairs, permissions).group_by("row").agg(permission_ms=pl.col("ms").sum())
+    own = by_call(hooks.filter(pl.col("kind").is_in(LOOP_HOOKS)))
+    hooked = held(pairs, own).group_by("row").agg(hook_ms=pl.col("ms").sum())
     code = pl.col("error_code_end")
     done = pl.col("row_end").is_not_null()
     cut = (code == "interrupted").fill_null(value=False)
@@ -181,21 +180,42 @@ def _superseded(events: Events, key: list[str]) -> pl.Series:
     return next_.filter(pl.col("type") == "tool.execution_complete").collect()["cut"]
 
 
-def _held(pairs: pl.LazyFrame, holds: pl.LazyFrame, key: list[str]) -> pl.LazyFrame:
-    """For each wait or hook of a tool call: `row` of the call's start, and the milliseconds
-    of it that fall into the call. A call id can be used twice: the latest start counts.
+def by_call(hooks: pl.LazyFrame) -> pl.LazyFrame:
+    """A row per tool call that a hook run is about, for `held`."""
+    calls = hooks.with_columns(tool_call_id="tool_call_ids")
+    return calls.explode("tool_call_id", empty_as_null=False)
+
+
+def held(calls: pl.LazyFrame, holds: pl.LazyFrame) -> pl.LazyFrame:
+    """When a wait or hook held up a tool call: a row for each of both, with the call's `row`,
+    session and interaction, and what they have in common, `at` to `at_end` and ms.
+
+    A call id can be used twice: the latest start before it counts, of the same agent if
+    there is one.
     """
-    starts = (
-        pairs.filter(pl.col("row").is_not_null())
-        .select(*key, pl.col("row").alias("start"), from_="at", to="at_end")
-        .sort("start")
+    key = ["session", "tool_call_id"]
+    times = pl.col("at").is_not_null() & pl.col("at_end").is_not_null()
+    starts = calls.filter(times).select(
+        *key, "agent", "interaction", "row", from_="at", to="at_end", began="row"
     )
-    holds = holds.filter(pl.col("at").is_not_null() & pl.col("at_end").is_not_null())
-    holds = holds.select(*key, "at", "at_end", done="row_end").sort("done")
-    found = holds.join_asof(
-        starts, left_on="done", right_on="start", by=key, check_sortedness=False
+    holds = holds.filter(times).select(
+        *key, "agent", "at", "at_end", hold="row", done=pl.coalesce("row_end", "row")
     )
-    within = pl.min_horizontal("to", "at_end") - pl.max_horizontal("from_", "at")
-    return found.filter(pl.col("start").is_not_null() & pl.col("to").is_not_null()).select(
-        row="start", ms=within.dt.total_milliseconds().clip(lower_bound=0)
+
+    def latest(by: list[str]) -> pl.LazyFrame:
+        found = holds.sort("done").join_asof(
+            starts.sort("began"), left_on="done", right_on="began", by=by, check_sortedness=False
+        )
+        return found.filter(pl.col("row").is_not_null())
+
+    own = latest([*key, "agent"])
+    other = latest(key).join(own, on=["hold", "tool_call_id"], how="anti")
+    found = pl.concat([own, other], how="diagonal")
+    both = found.select(
+        "session",
+        "interaction",
+        "row",
+        at=pl.max_horizontal("at", "from_"),
+        at_end=pl.min_horizontal("at_end", "to"),
     )
+    return both.filter(pl.col("at_end") >= pl.col("at")).with_columns(ms=elapsed("at", "at_end"))

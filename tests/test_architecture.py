@@ -27,9 +27,9 @@ TREES = {
 # a module imports of the package only what stands above its own line; `otel.spans` is
 # otel/spans.py
 LAYERS = """
-errors units
+errors units values
 when schema places
-columns decoder discover
+columns decoder discover session_store
 reader
 spans
 model_calls tool_calls
@@ -80,7 +80,7 @@ CONFINED = {
     "plotly": {"charts"},
     "opentelemetry": {"otel.spans", "otel.temporality", "otel.exporters"},
     "openai": set(),
-    "sqlite3": {"accounting", "otel.state"},
+    "sqlite3": {"session_store", "otel.state"},
     "subprocess": {"loading"},
     "socket": set(),
     "requests": {"otel.exporters"},

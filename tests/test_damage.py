@@ -692,6 +692,33 @@ def test_an_async_task_returns_at_once_while_its_agent_runs_on(log):
     ]
 
 
+def test_calls_of_two_agents_may_have_one_id(log):
+    tables = log(
+        *(started(), user(1), turn_start(2)),
+        tool_start(3, "same", "a"),
+        tool_start(3, "same", "b", toolName="view"),
+        tool_end(4, "same", "a", success=False, error={"code": "failure"}),
+        tool_end(12, "same", "b"),
+        turn_end(13),
+    )
+    assert rows(tables.tool_calls, "agent_id", "tool", "duration_ms", "status") == [
+        ("a", "bash", 1000, "failed"),
+        ("b", "view", 9000, "ok"),
+    ]
+
+
+def test_a_hook_before_a_tool_holds_up_no_other(log):
+    hook = {"hookInvocationId": "h", "hookType": "preToolUse"}
+    tables = log(
+        *(started(), user(0), turn_start(1), tool_start(2, "c1")),
+        event("hook.start", 3, **hook, input={"toolCalls": [{"id": "c2"}]}),
+        event("hook.end", 5, **hook, success=True),
+        *(tool_start(6, "c2"), tool_end(7, "c2"), tool_end(10, "c1"), turn_end(10)),
+    )
+    loop = one(tables.interactions)
+    assert (loop["tool_ms"], loop["hook_ms"]) == (8000, 0)
+
+
 # --- totals -----------------------------------------------------------------------------------
 
 _TOTALS = {
@@ -746,6 +773,23 @@ def test_an_empty_total_hides_nothing(log):
         7,
         "message",
     )
+
+
+def test_a_total_of_fewer_calls_than_there_were_is_about_the_last(log):
+    # 1.0.79 to 1.0.92 forget at a rewind, which leaves no trace in the log
+    lines = [text for n in range(4) for text in a_turn(2 + 2 * n, str(n))]
+    tables = log(started(), user(1), *lines, shutdown(20, 1, 60))
+    assert tables.bookings["input_tokens"].sum() == 60
+    assert tables.bookings.filter(source="shutdown")["at"].to_list() == [clock(8)]
+    assert "tokens_unknown" in kinds(tables)
+
+
+def test_a_checkpoint_is_about_the_calls_before_it(log):
+    stated = changed(shutdown(6, 2, 80), type="session.usage_checkpoint")
+    turns = [a_turn(at, model="m", outputTokens=1) for at in (2, 4, 7)]
+    tables = log(started(), user(1), *turns[0], *turns[1], stated, *turns[2])
+    assert tables.bookings["input_tokens"].to_list() == [40, 40, None]
+    assert "tokens_unknown" in kinds(tables)
 
 
 # --- several logs -----------------------------------------------------------------------------
