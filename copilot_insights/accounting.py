@@ -76,13 +76,17 @@ def statements(events: Events, *kinds: str) -> pl.LazyFrame:
 
 def answered(calls: pl.LazyFrame) -> pl.LazyFrame:
     """The calls that the CLI counts as requests: those that got a reply, no compactions.
-    Extra columns: replied (the row), number (1-based per session, as they were answered).
+    Extra columns: place (of the reply, see `_place`), number (1-based per session, in the
+    order of places).
     """
     made = calls.filter((pl.col("evidence") != "compaction") & (pl.col("status") == "ok"))
-    made = made.with_columns(replied=pl.coalesce("reply_row", "row"))
-    return made.with_columns(
-        number=pl.col("replied").rank("ordinal").over("session").cast(pl.Int64)
-    )
+    made = made.with_columns(place=_place(pl.coalesce("reply_row", "row")))
+    return made.with_columns(number=pl.col("place").rank("ordinal").over("session").cast(pl.Int64))
+
+
+def _place(row: pl.Expr) -> pl.Expr:
+    """Order of accounting: process by process, as each CLI counts what it did itself."""
+    return pl.col("process") * 2**32 + row.cast(pl.Int64)
 
 
 def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
@@ -96,19 +100,32 @@ def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
     of just those calls, or one that falls, is a restart. Processes that crashed are part of
     a total when the numbers say so. From 1.0.75 a compaction, from 1.0.79 a rewind too, takes
     the running total back to what its process began with: so a total of n requests is about
-    the last n calls, and of earlier ones nothing is known.
+    the last n calls, and of earlier ones nothing is known. From 1.0.102 a total can also go
+    on from the calls that its process read in the log.
     """
     made = collect(answered(calls))
-    counted = made.select("session", "process", "number", row="replied").sort("row")
-    upto = counted.select("session", "row", upto="number")
-    packed = events.of("session.compaction_complete").filter(
-        pl.col("success").fill_null(value=True)
-    )
-    packed = (
-        packed.select("session", "process", "row")
+    counted = made.select("session", "process", "number", "place").sort("place")
+    # what a CLI read in the log when it began: beside another CLI that is not all before its own
+    found = made.select(
+        "session",
+        row=pl.col("place") % 2**32,
+        before=(pl.col("place") % 2**32).rank("ordinal").over("session").cast(pl.Int64),
+    ).sort("row")
+    began = events.base.lazy().group_by("session", "process").agg(row=pl.col("row").min())
+    began = (
+        began.with_columns(pl.col("row").cast(pl.Int64))
         .sort("row")
-        .join_asof(upto, on="row", by="session", check_sortedness=False)
-        .select("session", "process", "row", packed=pl.col("upto").fill_null(0))
+        .join_asof(found, on="row", by="session", check_sortedness=False)
+        .select("session", "process", pl.col("before").fill_null(0))
+    )
+    upto = counted.select("session", "place", upto="number")
+    packed = (
+        events.of("session.compaction_complete")
+        .filter(pl.col("success").fill_null(value=True))
+        .select("session", "process", place=_place(pl.col("row")))
+        .sort("place")
+        .join_asof(upto, on="place", by="session", check_sortedness=False)
+        .select("session", "process", "place", packed=pl.col("upto").fill_null(0))
     )
     sums = (
         statements(events, *TOTALS)
@@ -125,17 +142,18 @@ def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
         .filter(pl.col("statements").is_not_null())
         .select("session", "process", "row", "type", "premium_requests", "nano_aiu")
         .join(sums, on="row", how="left")
-        .with_columns(pl.col("requests", "tokens").fill_null(0))
-        .sort("row")
+        .with_columns(pl.col("requests", "tokens").fill_null(0), place=_place(pl.col("row")))
+        .sort("place")
         .unique(["session", "process"], keep="last", maintain_order=True)
-        .join_asof(upto, on="row", by="session", check_sortedness=False)
-        .join_asof(packed, on="row", by=["session", "process"], check_sortedness=False)
+        .join_asof(upto, on="place", by="session", check_sortedness=False)
+        .join_asof(packed, on="place", by=["session", "process"], check_sortedness=False)
         .join(
             counted.group_by("session", "process").agg(first=pl.col("number").min()),
             on=["session", "process"],
             how="left",
             maintain_order="left",
         )
+        .join(began, on=["session", "process"], how="left", maintain_order="left")
         .with_columns(pl.col("upto").fill_null(0))
         .with_columns(pl.col(kept).shift(1).over("session").name.prefix("last_"))
         .with_columns(pl.col("last_requests", "last_tokens", "last_upto").fill_null(0))
@@ -150,9 +168,13 @@ def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
     go_on = off(last + lately, last + own, last + pl.col("upto") - pl.col("packed"))
     falls = (pl.col("requests") < last) | (pl.col("tokens") < pl.col("last_tokens"))
     checkpoint = pl.col("type") == "session.usage_checkpoint"
-    seen = seen.with_columns(
-        goes_on=(checkpoint | (go_on <= off(lately, own))) & ~falls, lately=lately
-    ).with_columns(more=pl.col("requests") - pl.when("goes_on").then(last).otherwise(0))
+    restart = off(lately, own)
+    read = (off(pl.col("before") + own) < pl.min_horizontal(go_on, restart)) & ~checkpoint
+    goes_on = (checkpoint | (go_on <= restart)) & ~falls & ~read
+    base = pl.when("goes_on").then(last).when("read").then("before").otherwise(0)
+    seen = seen.with_columns(goes_on=goes_on, read=read, lately=lately).with_columns(
+        more=pl.col("requests") - base
+    )
     rises = pl.col("goes_on") | (pl.col("nano_aiu") >= pl.col("last_nano_aiu"))
     # a checkpoint is about the first calls: what came behind it was not stated any more
     early = pl.min_horizontal(pl.col("last_upto") + pl.col("more"), "upto")

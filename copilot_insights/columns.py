@@ -15,9 +15,10 @@ from copilot_insights.schema import AT, EVENT_COLUMNS, EVENTS, FIELDS, RENAMED, 
 def columns(
     events: list[Event], first_row: int, *, full: bool
 ) -> tuple[pl.DataFrame, dict[str, pl.DataFrame]]:
-    """What every event has (row, key, type, at, agent_id, passing), and for each event type a
-    frame of its payload's columns. `row` counts from `first_row`; `key` is a hash of the
-    event's id, 64 bits, null without one. In full also event_id and parent_id.
+    """What every event has (row, key, parent, type, at, agent_id, passing), and for each event
+    type a frame of its payload's columns. `row` counts from `first_row`; `key` and `parent` are
+    hashes of the event's and its parent's id, 64 bits, null without one. In full also event_id
+    and parent_id.
     """
     groups: defaultdict[type[Event], tuple[list[int], list[Event]]] = defaultdict(lambda: ([], []))
     for row, event in enumerate(events, first_row):
@@ -38,17 +39,18 @@ def columns(
             frame = payload(kind, rows, members)
             parts[_NAME[kind]].append(frame.filter(~gone) if passing else frame)
     ids = pl.Series([e.id or None for e in events], dtype=pl.String)
+    parents = pl.Series([e.parent_id for e in events], dtype=pl.String)
     base = pl.DataFrame(
         {
             "row": pl.int_range(first_row, first_row + len(events), dtype=pl.UInt32, eager=True),
             "key": ids.hash().set(ids.is_null(), None),
+            "parent": parents.hash().set(parents.is_null(), None),
             "type": _types(events),
             "at": _times(pl.Series([e.timestamp for e in events], dtype=pl.String)),
             "agent_id": pl.Series([e.agent_id for e in events], dtype=pl.String),
         }
     )
     if full:
-        parents = pl.Series([e.parent_id for e in events], dtype=pl.String)
         base = base.with_columns(event_id=ids, parent_id=parents)
     base = base.with_columns(passing=gone if passing else pl.lit(value=False))
     return base, {name: pl.concat(frames) for name, frames in parts.items()}

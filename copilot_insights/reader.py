@@ -25,7 +25,8 @@ class Events:
     agent_id, bad_fields, process (0-based: which run of the CLI), passing (an
     ephemeral turn of a stream), shares (its log repeats events of another), and two
     integers that are equal for the events of one `session` and of one `agent` of one
-    session. Read in full, also line, event_id and parent_id.
+    session (of two CLIs that write side by side each has a root agent of its own). Read in
+    full, also line, event_id and parent_id.
     """
 
     def __init__(self, base: pl.DataFrame, payloads: dict[str, pl.DataFrame]) -> None:
@@ -284,16 +285,49 @@ def _place(
     base = base.with_columns(agent_id=own, session=session, shares=shares.gather(base["log"]))
     base = base.join(children, on="row", how="left", maintain_order="left")
     base = base.with_columns(agent_id=pl.coalesce("agent_id", "child"))
-    agent = pl.col("agent_id").cast(pl.Categorical).to_physical().cast(pl.UInt64)
     seq = pl.int_range(pl.len(), dtype=pl.Int64).over("session")
     begins = pl.col("type").is_in(["session.start", "session.resume"]) | (seq == 0)
-    return base.drop("child", "log").with_columns(
+    base = base.with_columns(seq=seq, begins=begins).with_columns(
+        process=pl.col("begins").cum_sum().over("session").cast(pl.Int64) - 1
+    )
+    base = base.join(_side_by_side(base), on="row", how="left", maintain_order="left")
+    agent = pl.col("agent_id").cast(pl.Categorical).to_physical().cast(pl.Int64) + 1
+    root = pl.when(pl.col("agent_id").is_null()).then("writer").fill_null(0)
+    return base.with_columns(
         pl.col("agent_id").fill_null(MAIN),
         session_id=pl.Series(names, dtype=pl.String).gather(session),
-        seq=seq,
-        process=begins.cum_sum().over("session").cast(pl.Int64) - 1,
-        agent=pl.col("session") * 2**32 + (agent + 1).fill_null(0),
+        process=pl.coalesce("writer", "process"),
+        agent=pl.col("session").cast(pl.Int64) * 2**44 + pl.coalesce(agent, root * 2**32),
+    ).drop("child", "log", "parent", "begins", "writer")
+
+
+def _side_by_side(base: pl.DataFrame) -> pl.DataFrame:
+    """Who wrote an event, where two CLIs write to one session at once: row, `writer` (its
+    process); no rows of other sessions. Each event's parent is what its CLI wrote before it
+    (from 1.0.14), so one whose parent is the last of an earlier process is of that process.
+    """
+    astray = (
+        (pl.col("process") > 0)
+        & ~pl.col("begins")
+        & pl.col("parent").is_not_null()
+        & pl.col("parent").ne_missing(pl.col("key").shift(1))
     )
+    found: list[tuple[int, int]] = []
+    for session in base.filter(astray)["session"].unique():
+        events = base.filter(pl.col("session") == session).select(
+            "row", "key", "parent", "begins", "process"
+        )
+        last: dict[int | None, int] = {}  # what each process wrote last → the process
+        ends: dict[int, int | None] = {}
+        writers = []
+        for _, key, parent, begins, process in events.iter_rows():
+            writer = process if begins else last.get(parent, process)
+            last.pop(ends.get(writer), None)
+            last[key], ends[writer] = writer, key
+            writers.append(writer)
+        if writers != events["process"].to_list():
+            found += zip(events["row"], writers, strict=True)
+    return pl.DataFrame(found, {"row": pl.UInt32, "writer": pl.Int64}, orient="row")
 
 
 _REJECTED: Final = {

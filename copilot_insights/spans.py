@@ -80,6 +80,8 @@ def number(events: Events) -> Events:
     within = pl.when(kind.is_in([TURN_START, TURN_END])).then(kind == TURN_START)
     depth = (kind == TURN_START).cast(pl.Int64) - (kind == TURN_END).cast(pl.Int64)
     said = pl.when(kind.is_in([RECORD, MESSAGE])).then(kind == RECORD)
+    # what a CLI that resumes writes about the calls of another
+    tidies = (kind == "tool.execution_complete") & (pl.col("process") > 0)
     instead = (kind.is_in([MESSAGE, "session.error"]) & ~pl.col("turns")) | (kind == RECORD)
     numbered = (
         events.base.lazy()
@@ -100,7 +102,7 @@ def number(events: Events) -> Events:
             is_turn=(kind == TURN_START)
             | (instead & ~pl.col("within") & ~((kind == MESSAGE) & pl.col("recorded"))),
             begins=((kind == USER) & ~given)
-            | (pl.col("loop") & (pl.col("users") == 0) & (pl.col("loops") == 1)),
+            | (pl.col("loop") & ~tidies & (pl.col("users") == 0) & (pl.col("loops") == 1)),
         )
         .with_columns(
             turn=pl.when("is_turn").then(

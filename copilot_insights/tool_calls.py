@@ -106,6 +106,7 @@ def tool_calls(events: Events, permissions: pl.LazyFrame, hooks: pl.LazyFrame) -
     """
     key = ["session", "tool_call_id"]
     superseded = pl.col("row").is_in(_superseded(events, key).implode())
+    started = events.of("tool.execution_start").select(key).unique()
     paired = spans(
         events,
         "tool.execution_start",
@@ -113,7 +114,14 @@ def tool_calls(events: Events, permissions: pl.LazyFrame, hooks: pl.LazyFrame) -
         key,
         pl.when(~superseded).then("tool_call_id").alias("tool_call_id"),
     )
-    pairs = collect(paired)
+    # "interrupted" of a call that ended anyway, by another process, is no call of its own
+    loose = paired.filter(pl.col("row").is_null() & (pl.col("error_code_end") == "interrupted"))
+    loose = loose.drop("tool_call_id").join(
+        events.of("tool.execution_complete").select(pl.col("tool_call_id"), row_end="row"),
+        on="row_end",
+    )
+    said = loose.join(started, on=key, how="semi").select("row_end")
+    pairs = collect(paired.join(said, on="row_end", how="anti", maintain_order="left"))
     waits = held(pairs, permissions).group_by("row").agg(permission_ms=pl.col("ms").sum())
     own = by_call(hooks.filter(pl.col("kind").is_in(LOOP_HOOKS)))
     hooked = held(pairs, own).group_by("row").agg(hook_ms=pl.col("ms").sum())

@@ -109,3 +109,25 @@ def test_what_a_cancelled_sub_agent_was_at_is_its_tools_time():
         True,
         True,
     )
+
+
+@homes
+def test_calls_are_those_that_the_model_counted(home):
+    session = load([home]).sessions.row(0, named=True)
+    rewound = home.name.startswith("truncate")
+    for ours, counted in (("llm_calls", "model_calls"), ("tool_calls", "tool_calls")):
+        assert (session[ours] < truth(home)[counted]) == rewound
+        assert session[ours] <= truth(home)[counted]
+
+
+def test_two_clis_on_one_session_keep_their_calls_apart(tmp_path):
+    # the second wrote "interrupted" for the tool that the first was in, and went on with
+    tables = without_store(named("two-processes"), tmp_path)
+    assert set(tables.tool_calls["status"]) == {"ok"}
+    assert tables.tool_calls["duration_ms"].null_count() == 0
+    assert set(tables.llm_calls["status"]) == {"ok"}
+    assert tables.interactions.select("turns", "tool_calls", "outcome").rows() == [
+        (5, 5, "answered"),
+        (5, 4, "answered"),
+    ]
+    assert "count_mismatch" not in set(tables.incidents["kind"])
