@@ -2,7 +2,8 @@
 
     python crash.py DIRECTORY KILLS SEED
 
-Each victim is a forked child, so that an instant costs milliseconds. Prints one JSON object.
+Each victim is a forked child, so that an instant costs milliseconds. What it left is kept as
+DIRECTORY/NUMBER/killed.jsonl. Prints one JSON object.
 """
 
 import asyncio
@@ -96,12 +97,12 @@ async def revive(directory, scripts):
 
 
 def inspect(raw):
-    """How many whole lines, and whether the last line is torn; a bad line before it fails."""
-    lines = raw.split(b"\n")
-    torn = lines.pop()
-    for line in lines:
-        json.loads(line)
-    return len(lines), bool(torn)
+    """The whole lines' events, and whether a torn line follows; a bad line before it fails.
+
+    A line is one write, but the kernel may end a killed one's at a page's end.
+    """
+    *lines, torn = raw.split(b"\n")
+    return [json.loads(line) for line in lines], bool(torn)
 
 
 def main(root, kills, seed):
@@ -109,7 +110,7 @@ def main(root, kills, seed):
     scripts = root / "scripts.json"
     scripts.write_text(json.dumps(SCRIPTS), encoding="utf-8")
     last_types: Counter[str] = Counter()
-    whole, torn, empty = 0, 0, 0
+    lines, logs, torn, empty = 0, 0, 0, 0
     for number in range(kills):
         directory = root / str(number)
         reading, writing = os.pipe()
@@ -129,18 +130,24 @@ def main(root, kills, seed):
             empty += 1
             continue
         raw = path.read_bytes()
-        count, is_torn = inspect(raw)
+        (directory / "killed.jsonl").write_bytes(raw)
+        before, is_torn = inspect(raw)
+        lines += len(before)
         torn += is_torn
-        whole += 1
-        last_types[json.loads(raw.split(b"\n")[count - 1])["type"] if count else "nothing"] += 1
+        logs += 1
+        last_types[before[-1]["type"] if before else "nothing"] += 1
         asyncio.run(revive(directory, scripts))
-        events = [json.loads(line) for line in path.read_bytes().splitlines()]
+        events, still_torn = inspect(path.read_bytes())
+        assert events[: len(before)] == before
+        assert not still_torn
         assert events[-1]["type"] == "session.shutdown"
+        counted = events[-1]["data"]["modelMetrics"]["scripted"]["requests"]["count"]
+        assert counted == sum(event["type"] == "session.usage_record" for event in events)
         assert [e["parentId"] for e in events] == [None, *(e["id"] for e in events[:-1])]
         opened = {e["data"]["toolCallId"] for e in events if e["type"] == "tool.execution_start"}
         closed = {e["data"]["toolCallId"] for e in events if e["type"] == "tool.execution_complete"}
         assert opened == closed, opened ^ closed
-    result = {"logs": whole, "torn": torn, "before_the_first_message": empty}
+    result = {"logs": logs, "lines": lines, "torn": torn, "before_the_first_message": empty}
     sys.stdout.write(json.dumps(result | {"last_line": dict(last_types)}))
 
 
