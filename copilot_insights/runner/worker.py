@@ -60,7 +60,7 @@ class Worker:
     @property
     def busy(self) -> bool:
         """Whether there is work."""
-        return self._task is not None and not self._task.done()
+        return self._task is not None
 
     def put(self, prompt: Prompt, *, immediate: bool) -> None:
         """Queue a prompt; an immediate one joins the interaction that is running."""
@@ -71,7 +71,11 @@ class Worker:
         self._pending_changed()
         self._news.set()
         if not self.busy:
-            self._task = asyncio.create_task(self._work())
+            self._begin()
+
+    def _begin(self) -> None:
+        self._task = asyncio.create_task(self._work())
+        self._task.add_done_callback(self._end)
 
     def take_steering(self) -> None:
         """Write the immediate prompts: the next model call sees them."""
@@ -96,30 +100,28 @@ class Worker:
 
     async def finish(self) -> None:
         """Wait until there is no work left."""
-        while self.busy and self._task:
+        while self._task:
             await asyncio.wait({self._task})
 
     async def abort(self, reason: str) -> None:
         """Stop what is running and drop what is queued; returns when all has stopped."""
-        if not self.busy or self._task is None:
+        task = self._task
+        if task is None:
             return
-        self.session.emit("abort", {"reason": reason})
         self._queue.clear()
         self._steering.clear()
+        self.session.emit("abort", {"reason": reason})  # what comes from now on is kept
         self._pending_changed()
-        tasks = [*self._background, self._task]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        task.cancel()
+        await asyncio.wait({task})
 
     def _pending_changed(self) -> None:
         self.session.emit("pending_messages.modified", {}, ephemeral=True)
 
     async def _work(self) -> None:
-        ended: dict[str, Any] = {}
         try:
             while True:
-                while self._queue or self._steering:
+                while self._waiting:
                     item = (self._queue or self._steering).popleft()
                     self._pending_changed()
                     try:
@@ -133,11 +135,32 @@ class Worker:
                 self.session.emit("assistant.idle", {}, ephemeral=True)
                 self._news.clear()
                 await self._news.wait()
-        except asyncio.CancelledError:
-            ended = {"aborted": True}
+        finally:
+            for task in self._background:
+                task.cancel()
+            await asyncio.gather(*self._background, return_exceptions=True)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        """Say that the work is over, whatever ended it, and begin anew if more has come.
+
+        A callback: a task that is cancelled at once never runs, and could say nothing itself.
+        """
+        aborted = {"aborted": True} if task.cancelled() else {}
+        if aborted:
             self.last_end = "abort"
-        self.session.emit("assistant.idle", dict(ended), ephemeral=True)
-        self.session.emit("session.idle", {**ended, "mode": self.session.mode}, ephemeral=True)
+        elif isinstance(error := task.exception(), Exception):
+            self._end_with(unexpected(error, self.root.message_id))
+        self.session.emit("assistant.idle", dict(aborted), ephemeral=True)
+        self._task = None
+        if aborted or not self._waiting:
+            idle = {**aborted, "mode": self.session.mode}
+            self.session.emit("session.idle", idle, ephemeral=True)
+        if self._waiting and not self.busy:
+            self._begin()
+
+    @property
+    def _waiting(self) -> bool:
+        return bool(self._queue or self._steering)
 
     async def _serve(self, prompt: Prompt) -> None:
         """One prompt: its interaction and, in autopilot, the nudges after it."""

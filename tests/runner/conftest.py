@@ -1,3 +1,5 @@
+import asyncio
+import dataclasses
 import os
 import subprocess
 import sys
@@ -8,7 +10,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # importlib mode does not: for `tests.runner.support`
 
-from tests.runner.support import SCRIPTS, command  # noqa: E402
+from copilot_insights.errors import InsightsError  # noqa: E402
+from copilot_insights.runner.permissions import Policy  # noqa: E402
+from copilot_insights.runner.scripts import ScriptedModel, load_scripts  # noqa: E402
+from copilot_insights.runner.session import Session, Settings  # noqa: E402
+from tests.runner.support import SCRIPTS, command, write_scripts  # noqa: E402
 
 
 @pytest.fixture
@@ -55,3 +61,29 @@ def log(tmp_path):
         return path
 
     return log_
+
+
+@pytest.fixture
+def play(tmp_path, shop):
+    """`play(prompt, **settings)`: the session and all its events, ephemeral ones too."""
+
+    def play_(*prompts, then=None, delay=0.0, **changes):
+        async def main():
+            model = ScriptedModel(load_scripts(write_scripts(tmp_path, delay)))
+            settings = Settings(tmp_path / "home", shop, model, policy=Policy(allow_all=True))
+            session = Session.create(dataclasses.replace(settings, **changes))
+            seen = list(session.log.events)
+            session.on(seen.append)
+            for prompt in prompts:
+                try:
+                    await session.send_and_wait(prompt, 20)
+                except InsightsError as error:
+                    seen.append({"type": "raised", "data": {"message": str(error)}})
+            if then:
+                await then(session)
+            await session.shutdown()
+            return session, seen
+
+        return asyncio.run(main())
+
+    return play_

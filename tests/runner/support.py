@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from copilot_insights.runner.hooks import Hooks
+
 HERE = Path(__file__).parent
 REAL = HERE.parent / "data" / "real_logs"
 SCRIPTS = REAL / "scripts.json"
@@ -38,6 +40,24 @@ def write_executable(directory, *arguments):
     path.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
     path.chmod(0o755)
     return path
+
+
+def of(kind, events):
+    """The data of the events of one type."""
+    return [event["data"] for event in events if event["type"] == kind]
+
+
+def types(events):
+    """The types of the events, in order."""
+    return [event["type"] for event in events]
+
+
+def hooks(**by_type):
+    """Hooks of a session: type → callable."""
+    made = Hooks()
+    for kind, hook in by_type.items():
+        made.add(kind, hook)
+    return made
 
 
 @contextlib.contextmanager

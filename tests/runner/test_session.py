@@ -17,7 +17,7 @@ from copilot_insights.runner.scripts import ScriptedError, ScriptedModel, Step, 
 from copilot_insights.runner.session import Session, Settings
 from copilot_insights.runner.toolbox import builtin_tools
 from tests.runner.shapes import assert_same_shape, read
-from tests.runner.support import HERE, write_scripts
+from tests.runner.support import HERE, hooks, of, types, write_scripts
 
 ANSWERS = ("modifiedPrompt", "modifiedTransformedPrompt", "modifiedArgs", "modifiedResult",
            "additionalContext", "decision", "reason", "permissionDecision",
@@ -29,40 +29,6 @@ NONSENSE = {
     "numbers within": dict.fromkeys(ANSWERS, 7),
     "lists within": {name: ["x"] for name in ANSWERS},
 }
-
-
-@pytest.fixture
-def play(tmp_path, shop):
-    """`play(prompt, **settings)`: the session and all its events, ephemeral ones too."""
-
-    def play_(*prompts, then=None, delay=0.0, **changes):
-        async def main():
-            model = ScriptedModel(load_scripts(write_scripts(tmp_path, delay)))
-            settings = Settings(tmp_path / "home", shop, model, policy=Policy(allow_all=True))
-            session = Session.create(dataclasses.replace(settings, **changes))
-            seen = list(session.log.events)
-            session.on(seen.append)
-            for prompt in prompts:
-                try:
-                    await session.send_and_wait(prompt, 20)
-                except InsightsError as error:
-                    seen.append({"type": "raised", "data": {"message": str(error)}})
-            if then:
-                await then(session)
-            await session.shutdown()
-            return session, seen
-
-        return asyncio.run(main())
-
-    return play_
-
-
-def of(kind, events):
-    return [event["data"] for event in events if event["type"] == kind]
-
-
-def types(events):
-    return [event["type"] for event in events]
 
 
 def test_idle_comes_once_and_last_whatever_happened(play):
@@ -151,13 +117,6 @@ def test_a_failing_agent_in_the_background_is_reported(play, tmp_path):
         "There is no script 'child'" in of("tool.execution_complete", seen)[-1]["result"]["content"]
     )
     assert of("assistant.message", seen)[-1]["content"] == "It has answered."
-
-
-def hooks(**by_type):
-    made = Hooks()
-    for kind, hook in by_type.items():
-        made.add(kind, hook)
-    return made
 
 
 def test_a_hook_can_deny_change_and_add(play, shop):
