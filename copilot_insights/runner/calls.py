@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from copilot_insights.runner import foreign
 from copilot_insights.runner.hooks import call_hook
 from copilot_insights.runner.permissions import (
     Decision,
@@ -22,13 +24,16 @@ from copilot_insights.runner.permissions import (
     refusal,
     request_data,
 )
-from copilot_insights.runner.tools import Tool, ToolContext, ToolFailed, ToolResult, run_tool
+from copilot_insights.runner.tools import Tool, ToolContext, ToolResult, failure, run_tool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from copilot_insights.runner.agent import Agent
     from copilot_insights.runner.model import ToolCall
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +75,12 @@ async def _permit_and_run(agent: Agent, call: ToolCall, verdict: Verdict) -> Too
     if tool and isinstance(verdict.arguments, dict):
         try:
             denied = await _permit(agent, tool, context, verdict)
-        except ToolFailed as error:
-            return ToolResult(str(error), error.code)
+            if tool.external and not denied:
+                return await _run_external(agent, call, verdict.arguments)
+        except Exception as error:  # noqa: BLE001  # of what it would write, or of a client
+            return failure(error)
         if denied:
             return ToolResult(denied, "denied")
-        if tool.external:
-            return await _run_external(agent, call, verdict.arguments)
     return await run_tool(tool, context, verdict.arguments)
 
 
@@ -83,7 +88,7 @@ async def _permit(agent: Agent, tool: Tool, context: ToolContext, verdict: Verdi
     """The message of a refusal, None if the call may run.
 
     Raises:
-        ToolFailed: it would be asked about, but cannot be done.
+        Exception: it would be asked about, but cannot be done.
     """
     policy, cwd = agent.session.policy, agent.session.cwd
     arguments = verdict.arguments if isinstance(verdict.arguments, dict) else {}
@@ -125,7 +130,14 @@ async def _ask(
         "ownerSessionId": session.id,
     }
     agent.emit("permission.requested", data)
-    decision = await session.policy.ask(data) if session.policy.ask else None
+    decision = None
+    try:
+        if session.policy.ask:
+            decision = await foreign.call(session.policy.ask, data)
+    except Exception:
+        logger.exception("Whoever decides on permissions failed")
+    if not isinstance(decision, dict):
+        decision = None
     outcome = completion(decision)
     agent.emit("permission.completed", {"requestId": request_id, "toolCallId": call.id, **outcome})
     return decision, outcome["result"]

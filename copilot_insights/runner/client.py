@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
+import json
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from copilot_insights.errors import InsightsError
+from copilot_insights.runner import foreign
 from copilot_insights.runner.rpc import (
     LARGEST_HEADER,
     LOOPBACK,
@@ -256,7 +257,7 @@ class CopilotClient:
     async def _invoke_hook(self, params: Params) -> Params:
         session = self.sessions.get(params["sessionId"])
         hook = session.hooks.get(params["hookType"]) if session else None
-        output = await _called(hook, params["input"]) if hook else None
+        output = await foreign.call(hook, params["input"]) if hook else None
         return {"output": output} if output else {}
 
 
@@ -377,7 +378,7 @@ class CopilotSession:
     def take(self, event: Event) -> None:
         """Answer what an event asks, and pass it on."""
         if event["type"] == "permission.requested" and self._permit:
-            self._answer(self._answer_permission(event["data"]))
+            self._answer(self._answer_permission(self._permit, event["data"]))
         if event["type"] == "external_tool.requested":
             tool = self._tools.get(event["data"]["toolName"])
             if tool:
@@ -385,7 +386,9 @@ class CopilotSession:
         for handler in list(self._handlers):
             try:
                 handler(event)
-            except Exception:
+            except KeyboardInterrupt:
+                raise
+            except BaseException:
                 logger.exception("A subscriber failed on %s", event["type"])
 
     def _answer(self, answering: Any) -> None:  # noqa: ANN401  # a coroutine
@@ -393,11 +396,15 @@ class CopilotSession:
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    async def _answer_permission(self, data: dict[str, Any]) -> None:
+    async def _answer_permission(self, permit: PermissionHandler, data: dict[str, Any]) -> None:
+        decision: Any = None
         try:
-            decision = await _called(self._permit, data["permissionRequest"])
+            decision = await foreign.call(permit, data["permissionRequest"])
+            json.dumps(decision)
         except Exception:
             logger.exception("The permission handler failed")
+            decision = None
+        if not isinstance(decision, dict):
             decision = {"kind": "user-not-available"}
         await self._reply(
             "session.permissions.handlePendingPermissionRequest", data, {"result": decision}
@@ -405,8 +412,9 @@ class CopilotSession:
 
     async def _answer_tool_call(self, tool: ClientTool, data: dict[str, Any]) -> None:
         try:
-            value = await _called(tool.handler, data.get("arguments") or {})
+            value = await foreign.call(tool.handler, data.get("arguments") or {})
             outcome = {"result": value if isinstance(value, str | dict) else str(value)}
+            json.dumps(outcome)
         except Exception as error:  # noqa: BLE001  # it is the model that should see it
             outcome = {"error": str(error) or type(error).__name__}
         await self._reply("session.tools.handlePendingToolCall", data, outcome)
@@ -417,8 +425,3 @@ class CopilotSession:
             await self._client.request(method, params)
         except InsightsError as error:
             logger.debug("an answer came too late: %s", error)
-
-
-async def _called(function: Callable[..., Any] | None, argument: object) -> Any:  # noqa: ANN401
-    value = function(argument) if function else None
-    return await value if inspect.isawaitable(value) else value

@@ -9,7 +9,7 @@ input as JSON on stdin and prints its output as JSON.
 
 from __future__ import annotations
 
-import inspect
+import copy
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from copilot_insights.errors import InsightsError
+from copilot_insights.runner import foreign
 from copilot_insights.runner.shell import run_command
 
 HookInput: TypeAlias = dict[str, Any]
@@ -103,9 +104,12 @@ class Hooks:
 
 
 async def call_hook(hook: Hook, data: HookInput) -> HookOutput | None:
-    """Call a hook, sync or async. Raises TypeError for what is no output."""
-    found = hook(data)
-    output = await found if inspect.isawaitable(found) else found
+    """Call a hook, sync or async.
+
+    Raises:
+        Exception: it failed; a TypeError for what is no output.
+    """
+    output: object = await foreign.call(hook, copy.deepcopy(data))  # ours is in the log
     if output is not None and not isinstance(output, dict):
         raise TypeError(f"a hook gives an object or nothing, and not {type(output).__name__}")
     return output

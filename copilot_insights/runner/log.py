@@ -213,8 +213,8 @@ class EventLog:
             OSError: it could not be written whole. The file then ends where it ended before,
                 and the event is written with the next one.
         """
-        self.events.append(event)
         self._waiting.append(encode(event) + b"\n")
+        self.events.append(event)
         self._writing = self._writing or event["type"] == "user.message"
         if not self._writing:
             return

@@ -19,6 +19,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from copilot_insights.errors import InsightsError
+from copilot_insights.runner import foreign
 from copilot_insights.runner.calls import run_calls
 from copilot_insights.runner.model import Delta, ModelError, Reply
 from copilot_insights.runner.totals import usage_data
@@ -139,7 +140,8 @@ async def ask(agent: Agent) -> Reply:
     started = time.monotonic()
     agent.emit("model.call_start", agent.call_label(), ephemeral=True)
     tools = agent.offered_tools()
-    reply = await agent.model.reply(
+    reply: Reply = await foreign.call(
+        agent.model.reply,
         agent.history.messages(),
         [tool.definition() for tool in tools],
         on_delta if agent.streaming else lambda _: None,

@@ -218,7 +218,9 @@ class Session:
         for handler in list(self._handlers):
             try:
                 handler(event)
-            except Exception:
+            except KeyboardInterrupt:
+                raise
+            except BaseException:
                 logger.exception("A subscriber failed on %s", kind)
         return event
 

@@ -7,7 +7,6 @@ goes wrong in it becomes a failed result too, so that the model sees it and the 
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_type_hints
 
 import msgspec
+
+from copilot_insights.runner import foreign
 
 if TYPE_CHECKING:
     from copilot_insights.runner.model import ToolCall
@@ -183,12 +184,16 @@ async def run_tool(
     if isinstance(arguments, str):
         return ToolResult(f"The arguments are no JSON object: {arguments[:200]}", "failure")
     try:
-        return await tool.run(context, arguments)
-    except ToolFailed as error:
-        return ToolResult(str(error), error.code)
-    except asyncio.CancelledError:
-        raise
-    except OSError as error:
-        return ToolResult(error.strerror or str(error), "failure")
+        result: ToolResult = await foreign.call(tool.run, context, arguments)
     except Exception as error:  # noqa: BLE001  # a broken tool must not end the loop
-        return ToolResult(f"{type(error).__name__}: {error}", "failure")
+        return failure(error)
+    return result
+
+
+def failure(error: Exception) -> ToolResult:
+    """The result of a call that failed, foreseen or not."""
+    if isinstance(error, ToolFailed):
+        return ToolResult(str(error), error.code)
+    if isinstance(error, OSError):
+        return ToolResult(error.strerror or str(error), "failure")
+    return ToolResult(f"{type(error).__name__}: {error}", "failure")
