@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from copilot_insights.errors import InsightsError
+from copilot_insights.runner.command_line import runs
 
 if TYPE_CHECKING:
     from copilot_insights.runner.tools import Access, Preview, Tool, ToolContext
@@ -29,14 +30,6 @@ None if there is nobody."""
 
 HARMLESS_COMMANDS = frozenset({"cat", "echo", "false", "head", "ls", "pwd", "tail", "true", "wc"})
 SHELL_SYNTAX = frozenset("|&;<>()$`\\\"'*?[]{}~#!\n")
-SEPARATORS = re.compile(r"[;&|\n(){}`]+")
-ASSIGNMENT = re.compile(r"\w+=")
-BEFORE = frozenset(
-    {"!", "builtin", "command", "do", "elif", "else", "env", "exec", "if", "nice", "nohup", "sudo",
-     "then", "time", "until", "while", "xargs"}
-)  # fmt: skip
-"""Words that a command can stand behind."""
-
 PLAIN_FLAG = re.compile(r"-[A-Za-z0-9]+")
 UNATTENDED = "denied-no-approval-rule-and-could-not-request-from-user"
 OUTCOMES: dict[str, str] = {
@@ -52,7 +45,7 @@ OUTCOMES: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`shell`, `shell(git:*)`, `write`, `read`, or a tool's name, with or without parentheses."""
+    """`shell`, `shell(git:*)`, `write(*.py)`, `read`, or a tool's name; `(…)` may be left out."""
 
     subject: str
     argument: str | None = None
@@ -67,28 +60,32 @@ class Rule:
                 hint="Rules look like shell, shell(git:*), write or view.",
                 exit_code=2,
             )
-        return cls(subject, rest[:-1] if opened else None)
+        return cls(subject, rest[:-1].strip() or None)
 
     def allows(self, tool: Tool, call: Call) -> bool:
-        """Whether the rule is about all that this call does."""
-        return self._matches(tool, call, [call.command])
-
-    def denies(self, tool: Tool, call: Call) -> bool:
-        """Whether the rule is about anything that this call does: one command of many is enough.
-
-        It reads what is written, as a person would: a command may be hidden from it (in a
-        variable, a script, another program), so a deny rule is no sandbox.
-        """
-        return self._matches(tool, call, [call.command, *_commands(call.command)])
-
-    def _matches(self, tool: Tool, call: Call, commands: Sequence[str]) -> bool:
+        """Whether the rule is about all that this call does: the very command, or each path."""
         if self.subject not in (tool.name, tool.access):
             return False
         if self.argument is None:
             return True
         if tool.access == "shell":
-            return any(_command_matches(self.argument, command) for command in commands)
-        return any(fnmatch.fnmatch(str(path), self.argument) for path in call.paths)
+            return _is_command(self.argument, call.command)
+        return bool(call.paths) and all(_is_path(self.argument, path) for path in call.paths)
+
+    def denies(self, tool: Tool, call: Call) -> bool:
+        """Whether the rule is about anything that this call may do.
+
+        One command of many is enough, with whatever arguments, or one path. What cannot be told
+        counts; yet a script or another program can hide a command, so this is no sandbox.
+        """
+        if self.subject not in (tool.name, tool.access):
+            return False
+        if self.argument is None:
+            return True
+        if tool.access == "shell":
+            words = self.argument.removesuffix(":*").split()
+            return self.argument == call.command or not words or runs(call.command, words)
+        return any(_is_path(self.argument, path) for path in call.paths)
 
     def __str__(self) -> str:
         """As it was given."""
@@ -278,23 +275,13 @@ def is_harmless(command: str, cwd: Path, directories: Sequence[Path] = ()) -> bo
     )
 
 
-def _commands(line: str) -> list[str]:
-    """The commands that stand in a command line, without what only goes before them."""
-    found = []
-    for piece in SEPARATORS.split(line):
-        try:
-            words = shlex.split(piece)
-        except ValueError:  # a quotation that another piece ends
-            words = piece.replace('"', " ").replace("'", " ").split()
-        while words and (words[0] in BEFORE or ASSIGNMENT.match(words[0])):
-            words.pop(0)
-        if words:
-            found.append(" ".join([words[0].rpartition("/")[2], *words[1:]]))
-    return found
+def _is_path(pattern: str, path: Path) -> bool:
+    """A pattern without a directory is about that name in any, as in the CLI."""
+    return fnmatch.fnmatch(str(path), pattern) or path.match(pattern)
 
 
-def _command_matches(pattern: str, command: str) -> bool:
-    """`git:*` is any single git command; anything else is the whole command line."""
+def _is_command(pattern: str, command: str) -> bool:
+    """`git:*` is any single git command; anything else is the whole line."""
     prefix, wildcard, _ = pattern.partition(":*")
     if not wildcard:
         return command == pattern
