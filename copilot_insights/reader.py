@@ -320,8 +320,10 @@ def _side_by_side(base: pl.DataFrame) -> pl.DataFrame:
         last: dict[int | None, int] = {}  # what each process wrote last → the process
         ends: dict[int, int | None] = {}
         writers = []
+        writer = 0
         for _, key, parent, begins, process in events.iter_rows():
-            writer = process if begins else last.get(parent, process)
+            # whose parent was lost is of the process that wrote the event before it
+            writer = process if begins else last.get(parent, writer)
             last.pop(ends.get(writer), None)
             last[key], ends[writer] = writer, key
             writers.append(writer)

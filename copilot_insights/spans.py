@@ -95,6 +95,7 @@ def number(events: Events) -> Events:
             recorded=said.forward_fill().shift(1).fill_null(value=False).over("agent"),
             users=(kind == USER).cum_sum().over("agent"),
             loops=loop.cum_sum().over("agent"),
+            own=(loop & ~tidies).cum_sum().over("agent"),
             deeds=(loop & (kind != STARTED)).cum_sum().over("agent"),
         )
         .with_columns(
@@ -102,7 +103,7 @@ def number(events: Events) -> Events:
             is_turn=(kind == TURN_START)
             | (instead & ~pl.col("within") & ~((kind == MESSAGE) & pl.col("recorded"))),
             begins=((kind == USER) & ~given)
-            | (pl.col("loop") & ~tidies & (pl.col("users") == 0) & (pl.col("loops") == 1)),
+            | (pl.col("loop") & ~tidies & (pl.col("users") == 0) & (pl.col("own") == 1)),
         )
         .with_columns(
             turn=pl.when("is_turn").then(
@@ -123,7 +124,7 @@ def number(events: Events) -> Events:
                 .over("agent"),
             ),
         )
-        .drop("turns", "within", "recorded", "users", "loops", "deeds", "steers")
+        .drop("turns", "within", "recorded", "users", "loops", "own", "deeds", "steers")
         .collect(engine="in-memory")
     )
     return events.with_base(numbered)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
@@ -30,7 +30,8 @@ settings.register_profile(
 )
 settings.load_profile("laws")
 
-REAL = sorted((Path(__file__).parent / "data" / "real_logs").glob("*/*/events.jsonl"))
+LOGS = Path(__file__).parent / "data" / "real_logs"
+REAL = sorted(LOGS.glob("*/*/events.jsonl"))
 SMALL = [path for path in REAL if path.stat().st_size < 60_000]
 
 # --- logs -------------------------------------------------------------------------------------
@@ -327,7 +328,13 @@ def test_sums_of_real_logs(path):
     assert_nothing_negative(tables)
 
 
+# a second process seems to begin, and a parent is lost
+LOST_AND_SWAPPED = [("cut", 6, 0), ("swap", 1, 0)]
+
+
 @given(st.sampled_from(SMALL), damages, st.integers(0, 100_000), st.binary(max_size=20))
+@example(LOGS / "1.0.102" / "big" / "events.jsonl", LOST_AND_SWAPPED, 0, b"")
+@example(LOGS / "1.0.102" / "denied" / "events.jsonl", LOST_AND_SWAPPED, 0, b"")
 def test_real_logs_stand_any_damage(path, harm, where, noise):
     data = b"".join(damaged(path.read_bytes().splitlines(keepends=True), harm))
     where %= len(data) + 1
