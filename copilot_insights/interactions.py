@@ -17,6 +17,7 @@ _ENDS: Final = (
     "subagent.completed",
     "subagent.failed",
 )
+"""Events that end something; a CLI that resumes writes them for one that was killed."""
 
 
 def subagents(
@@ -26,7 +27,7 @@ def subagents(
     Tokens are those of its calls, else what a total states of it.
     """
     own = events.base.lazy().filter(pl.col("agent_id") != MAIN)
-    # a later process only writes the ends that a killed one left out: nobody timed those
+    # a process that only writes ends tidies up after a killed one: nobody timed those
     lived = ~pl.col("type").is_in(_ENDS).all().over("agent", "process")
     extent = (
         own.with_columns(lived=lived | (pl.col("process") == pl.col("process").min().over("agent")))

@@ -105,23 +105,15 @@ def tool_calls(events: Events, permissions: pl.LazyFrame, hooks: pl.LazyFrame) -
     without waiting for permissions, hooks and people.
     """
     key = ["session", "tool_call_id"]
-    superseded = pl.col("row").is_in(_superseded(events, key).implode())
-    started = events.of("tool.execution_start").select(key).unique()
+    superseded = _superseded(events, key).implode()
     paired = spans(
         events,
         "tool.execution_start",
         "tool.execution_complete",
         key,
-        pl.when(~superseded).then("tool_call_id").alias("tool_call_id"),
+        pl.when(~pl.col("row").is_in(superseded)).then("tool_call_id").alias("tool_call_id"),
     )
-    # "interrupted" of a call that ended anyway, by another process, is no call of its own
-    loose = paired.filter(pl.col("row").is_null() & (pl.col("error_code_end") == "interrupted"))
-    loose = loose.drop("tool_call_id").join(
-        events.of("tool.execution_complete").select(pl.col("tool_call_id"), row_end="row"),
-        on="row_end",
-    )
-    said = loose.join(started, on=key, how="semi").select("row_end")
-    pairs = collect(paired.join(said, on="row_end", how="anti", maintain_order="left"))
+    pairs = collect(paired.filter(~pl.col("row_end").is_in(superseded).fill_null(value=False)))
     waits = held(pairs, permissions).group_by("row").agg(permission_ms=pl.col("ms").sum())
     own = by_call(hooks.filter(pl.col("kind").is_in(LOOP_HOOKS)))
     hooked = held(pairs, own).group_by("row").agg(hook_ms=pl.col("ms").sum())
@@ -178,14 +170,16 @@ def tool_calls(events: Events, permissions: pl.LazyFrame, hooks: pl.LazyFrame) -
 
 
 def _superseded(events: Events, key: list[str]) -> pl.Series:
-    """Rows of completions that say "interrupted" of a call that another process goes on
-    with and completes (1.0.102).
+    """Rows of completions that say "interrupted" of a call that another process completes,
+    later (1.0.102) or before.
     """
     both = events.of("tool.execution_start", "tool.execution_complete")
-    cut = both.filter(pl.col("error_code") == "interrupted").select(*key, cut="row")
-    later = both.join(cut, on=key).filter(pl.col("row") > pl.col("cut")).sort("row")
-    next_ = later.group_by("cut").agg(pl.col("type").first())
-    return next_.filter(pl.col("type") == "tool.execution_complete").collect()["cut"]
+    interrupted = (pl.col("error_code") == "interrupted").fill_null(value=False)
+    completes = pl.col("type") == "tool.execution_complete"
+    near = both.join(both.filter(interrupted).select(key), on=key, how="semi").sort("row")
+    ended = (completes & ~interrupted).shift(1, fill_value=False).over(key)
+    goes_on = completes.shift(-1, fill_value=False).over(key)
+    return near.filter(interrupted & (ended | goes_on)).select("row").collect()["row"]
 
 
 def by_call(hooks: pl.LazyFrame) -> pl.LazyFrame:

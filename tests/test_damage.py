@@ -719,6 +719,23 @@ def test_a_hook_before_a_tool_holds_up_no_other(log):
     assert (loop["tool_ms"], loop["hook_ms"]) == (8000, 0)
 
 
+@pytest.mark.parametrize("first", ["its own end", "another process"])
+def test_interrupted_of_a_call_that_was_completed_is_no_call(log, first):
+    cut = tool_end(6, success=False, error={"code": "interrupted"})
+    begun = [started(), user(1), turn_start(2), tool_start(3)]
+    both = (
+        [tool_end(5), resumed(6), cut] if first == "its own end" else [resumed(6), cut, tool_end(7)]
+    )
+    assert [status for (status,) in rows(log(*begun, *both).tool_calls, "status")] == ["ok"]
+
+
+def test_a_call_that_two_resumes_call_interrupted_is_one(log):
+    cut = {"success": False, "error": {"code": "interrupted"}}
+    begun = [started(), user(1), turn_start(2), tool_start(3)]
+    tables = log(*begun, resumed(6), tool_end(6, **cut), resumed(8), tool_end(8, **cut))
+    assert rows(tables.tool_calls, "status", "duration_ms") == [("interrupted", None)]
+
+
 # --- totals -----------------------------------------------------------------------------------
 
 _TOTALS = {
