@@ -191,8 +191,13 @@ class _Chunks:
     def frames(self) -> tuple[pl.DataFrame, dict[str, pl.DataFrame]]:
         """All events, in the order of the logs."""
         self._flush()
-        payloads = {name: pl.concat(f).sort("row") for name, f in self._payloads.items()}
-        return pl.concat(self._bases), payloads
+        payloads = {name: _sorted(pl.concat(f)) for name, f in self._payloads.items()}
+        return pl.concat(self._bases, rechunk=True), payloads
+
+
+def _sorted(frame: pl.DataFrame) -> pl.DataFrame:
+    """By row, as it usually is."""
+    return frame if frame["row"].is_sorted() else frame.sort("row")
 
 
 def _bad_fields(base: pl.DataFrame, decoded: list[Decoded]) -> pl.Series:
@@ -306,14 +311,19 @@ def _side_by_side(base: pl.DataFrame) -> pl.DataFrame:
     process); no rows of other sessions. Each event's parent is what its CLI wrote before it
     (from 1.0.14), so one whose parent is the last of an earlier process is of that process.
     """
+    known = base.select("key", elder="process", whose="session").drop_nulls("key")
     astray = (
-        (pl.col("process") > 0)
-        & ~pl.col("begins")
-        & pl.col("parent").is_not_null()
-        & pl.col("parent").ne_missing(pl.col("key").shift(1))
+        base.filter(
+            (pl.col("process") > 0)
+            & ~pl.col("begins")
+            & pl.col("parent").is_not_null()
+            & pl.col("parent").ne_missing(pl.col("key").shift(1))
+        )
+        .join(known, left_on=["session", "parent"], right_on=["whose", "key"])
+        .filter(pl.col("elder") < pl.col("process"))
     )
     found: list[tuple[int, int]] = []
-    for session in base.filter(astray)["session"].unique():
+    for session in astray["session"].unique():
         events = base.filter(pl.col("session") == session).select(
             "row", "key", "parent", "begins", "process"
         )
@@ -325,7 +335,9 @@ def _side_by_side(base: pl.DataFrame) -> pl.DataFrame:
             # whose parent was lost is of the process that wrote the event before it
             writer = process if begins else last.get(parent, writer)
             last.pop(ends.get(writer), None)
-            last[key], ends[writer] = writer, key
+            ends[writer] = key
+            if key is not None:  # a parent that is not said is not the event without an id
+                last[key] = writer
             writers.append(writer)
         if writers != events["process"].to_list():
             found += zip(events["row"], writers, strict=True)

@@ -97,7 +97,7 @@ _TOTAL: Final[_Columns] = {
         ("totalNanoAiu", "accountingSnapshot.aiCreditsStatus"), (Amount, str), values.known
     ),
     "lines_added": "codeChanges.linesAdded", "lines_removed": "codeChanges.linesRemoved",
-    "files_modified": From(("codeChanges.filesModified",), (list[Any],), values.length),
+    "files_modified": From(("codeChanges.filesModified",), (list[Raw],), values.length),
 }  # fmt: skip
 _USAGE: Final[_Columns] = {
     "model": "model", "api_call_id": "apiCallId", "input_tokens": "inputTokens",
@@ -148,7 +148,7 @@ FIELDS: Final[dict[str, _Columns]] = {
     "assistant.turn_retry": _TURN,
     "assistant.message": {
         **_TURN, "api_call_id": "apiCallId", "output_tokens": "outputTokens",
-        "tool_requests": From(("toolRequests",), (list[Any],), lambda r: len(r or ())),
+        "tool_requests": From(("toolRequests",), (list[Raw],), lambda r: len(r or ())),
     },
     "tool.execution_start": {
         "tool_call_id": "toolCallId", "tool": "toolName", "mcp_server": "mcpServerName",

@@ -143,31 +143,32 @@ def _steering(events: Events) -> pl.LazyFrame:
 
 
 def mates(both: pl.LazyFrame, keys: list[str], opens: pl.Expr) -> pl.LazyFrame:
-    """Which end closes which start: columns `row` (of the start) and `row_end`.
+    """Which end closes which start: columns `row` (of the start) and `row_end`. `both` has
+    starts and ends by row.
 
     Starts and ends of one key nest like brackets; an end without an open start is left out.
     Where starts of one key are open side by side, an end closes one of its own agent first:
     some models give the calls of several agents the same ids.
     """
-    key, own = (pl.struct(*dict.fromkeys(k)).hash() for k in (keys, [*keys, "agent"]))
-    marks = (
+    opened = pl.col("opens").shift(1) & (pl.col("key") == pl.col("key").shift(1))
+    marks = collect(
         both.filter(pl.all_horizontal(pl.col(keys).is_not_null()))
-        .select("row", opens=opens, key=key, own=own)
-        .sort("key", "row")
-        .with_columns(opened=pl.col("opens").shift(1) & (pl.col("key") == pl.col("key").shift(1)))
+        .select("row", "agent", opens=opens, key=pl.struct(keys).hash())
+        .sort("key", maintain_order=True)
+        .with_columns(opened=opened, start=pl.col("row").shift(1))
     )
+    flat = marks.filter(~pl.col("opens") & pl.col("opened"))
+    flat = flat.select("key", row="start", row_end="row")
     # two starts of one key behind each other are rare, and the only case that takes counting
     several = marks.filter(pl.col("opens") & pl.col("opened")).select("key").unique()
-    flat = (
-        marks.with_columns(start=pl.col("row").shift(1))
-        .filter(~pl.col("opens") & pl.col("opened"))
-        .join(several, on="key", how="anti")
-        .select(row="start", row_end="row")
-    )
-    deep = marks.join(several, on="key", how="semi")
-    own_mates = _nested_mates(deep.with_columns(key="own"))
+    if several.collect().is_empty():
+        return flat.drop("key")
+    deep = marks.join(several, on="key", how="semi").drop("start")
+    own_mates = _nested_mates(deep.with_columns(key=pl.struct("key", "agent").hash()))
     mated = pl.concat([own_mates.select("row"), own_mates.select(row="row_end")])
-    return pl.concat([flat, own_mates, _nested_mates(deep.join(mated, on="row", how="anti"))])
+    left = deep.join(mated, on="row", how="anti")
+    flat = flat.join(several, on="key", how="anti").drop("key")
+    return pl.concat([flat, own_mates, _nested_mates(left)])
 
 
 def _nested_mates(marks: pl.LazyFrame) -> pl.LazyFrame:
