@@ -167,7 +167,7 @@ class EventLog:
     nothing was said leaves no log); from then on each event is one `write` of a whole line.
 
     Raises:
-        InsightsError: `path` is not a session log, or another process writes it.
+        InsightsError: `path` is not a session log, cannot be opened, or another process writes it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -210,16 +210,18 @@ class EventLog:
         """Keep an event and write it.
 
         Raises:
+            InsightsError: the log cannot be opened; the next user message tries again.
             OSError: it could not be written whole. The file then ends where it ended before,
                 and the event is written with the next one.
         """
         self._waiting.append(encode(event) + b"\n")
         self.events.append(event)
-        self._writing = self._writing or event["type"] == "user.message"
-        if not self._writing:
-            return
-        if self._file is None:
+        said = event["type"] == "user.message"
+        if said and self._file is None:
             self._file = self._open()
+        self._writing = self._writing or said
+        if self._file is None or not self._writing:
+            return
         chunk = b"".join(self._waiting)
         try:
             rest = memoryview(chunk)
@@ -232,8 +234,14 @@ class EventLog:
         self._waiting.clear()
 
     def _open(self) -> FileIO:
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            file = FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+")
+        except OSError as error:
+            raise InsightsError(
+                f"The log {self.path} cannot be written: {error.strerror}",
+                hint="Name another directory with --home.",
+            ) from error
         if fcntl and not _lock(file):
             file.close()
             raise InsightsError(

@@ -93,6 +93,7 @@ class Session:
         self._expected: dict[str, asyncio.Future[Any]] = {}
         self._closed = False
         self.attended = True
+        self.unwritten = False
 
     @classmethod
     def create(cls, settings: Settings, session_id: str | None = None) -> Self:
@@ -225,13 +226,16 @@ class Session:
         return event
 
     def _persist(self, event: Event) -> None:
+        told = self.unwritten
         try:
             self.log.append(event)
+            self.unwritten = False
         except OSError as error:
+            self.unwritten = True
             message = f"The log could not be written: {error.strerror or error}"
-            self.emit(
-                "session.error", {"errorType": "persistence", "message": message}, ephemeral=True
-            )
+            data = {"errorType": "persistence", "message": message}
+            if not told:  # once, not with every event until there is room again
+                self.emit("session.error", data, ephemeral=True)
         if event["type"] == "user.message":
             write_workspace(self.directory, self.log.events[0], event, self.settings)
 

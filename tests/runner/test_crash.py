@@ -236,5 +236,5 @@ def test_a_full_disk_leaves_whole_lines_and_is_said(tmp_path):
         return session.log, errors
 
     log, errors = asyncio.run(main())
-    assert {error["errorType"] for error in errors} == {"persistence"}
+    assert [error["errorType"] for error in errors] == ["persistence"]
     assert [e["id"] for e in read(log.path)] == [e["id"] for e in log.events]
