@@ -39,7 +39,8 @@ class Prompt:
     """A message for an agent.
 
     `text` is what the user wrote and the log shows; the model may get more, see
-    `open_interaction`. `blocks` counts the agentStop hooks in a row that led to it.
+    `open_interaction`. `blocks` counts the agentStop hooks in a row that led to it; `origin` is
+    the id of the user's own message behind it, to which the replies go back, if it is not one.
     """
 
     text: str
@@ -48,6 +49,7 @@ class Prompt:
     delivery: Delivery = "idle"
     source: str | None = None
     blocks: int = 0
+    origin: str | None = None
 
 
 async def welcome(agent: Agent, prompt: Prompt, session_source: str | None) -> str | None:
@@ -78,7 +80,7 @@ async def open_interaction(agent: Agent, prompt: Prompt, text: str) -> None:
     """
     session = agent.session
     agent.interaction_id = session.new_id()
-    agent.message_id = prompt.id
+    agent.message_id = prompt.origin or prompt.id
     agent.turn_id, agent.initiator = "0", "user"
     mode = prompt.agent_mode or session.mode
     notice = agent.id is None and mode == "autopilot" and session.told_mode != mode

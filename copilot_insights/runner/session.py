@@ -283,7 +283,7 @@ class Session:
         prompt: str,
         timeout: float | None = None,  # noqa: ASYNC109  # the SDK's name for it
     ) -> str:
-        """Send a prompt and wait for `session.idle`; the last words of the main agent.
+        """Send a prompt and wait for `session.idle`; the main agent's last words to it.
 
         Args:
             prompt: the text.
@@ -301,11 +301,10 @@ class Session:
             nonlocal said, failure
             if event.get("agentId"):
                 return
-            if event["type"] == "assistant.message":
+            mine = event["data"].get("originatingMessageId") == message_id
+            if mine and event["type"] == "assistant.message":
                 said = event["data"]["content"] or said
-            elif event["data"].get("originatingMessageId") == message_id and (
-                event["type"] == "session.error"
-            ):
+            elif mine and event["type"] == "session.error":
                 failure = event["data"]["message"]
             elif event["type"] == "session.idle" and not idle.done():
                 idle.set_result(event)

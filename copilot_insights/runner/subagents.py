@@ -88,12 +88,14 @@ async def run_task(parent: Agent, call: ToolCall, arguments: Mapping[str, Any]) 
     if not background:
         return await _work(child, call, arguments)
 
+    origin = parent.message_id
+
     async def work_and_wake() -> None:
         try:
             result = await _work(child, call, arguments)
         except ToolFailed as error:
             result = ToolResult(str(error), error.code)
-        session.worker.wake(child, arguments, result)
+        session.worker.wake(child, origin, arguments, result)
 
     session.worker.start_background(asyncio.create_task(work_and_wake()))
     return ToolResult(

@@ -333,6 +333,17 @@ def test_steering_joins_the_running_interaction(server, shop):
     assert before["type"] == "assistant.turn_start"
 
 
+def test_each_prompt_of_a_client_gets_the_reply_of_its_own(server, shop):
+    async def main():
+        async with CopilotClient(port=server) as client:
+            session = await client.create_session(working_directory=shop)
+            prompts = ("[[script:background]] one", "[[script:hello]] two")
+            return await asyncio.gather(*(session.send_and_wait(text, 20) for text in prompts))
+
+    said = [reply["data"]["content"] for reply in asyncio.run(main())]
+    assert said == ["The end.", "Hello there, done."]  # the first agent ended after the second
+
+
 def test_an_abort_of_a_model_call_drops_the_queue(server, shop):
     async def main():
         async with CopilotClient(port=server) as client:

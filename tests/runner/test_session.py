@@ -209,6 +209,36 @@ def test_a_prompt_does_not_take_the_error_of_another(play):
     play(then=then)
 
 
+def test_each_prompt_gets_the_reply_of_its_own(play):
+    """Also if a hook sent the agent back to work, or an agent in the background ended later."""
+    blocked = []
+
+    def once(data):
+        blocked.append(data)
+        return {"decision": "block", "reason": "[[script:big]] more"} if len(blocked) == 1 else None
+
+    async def then(session):
+        prompts = ("[[script:hello]] one", "[[script:background]] two", "[[script:unicode]] three")
+        said.extend(await asyncio.gather(*(session.send_and_wait(text, 20) for text in prompts)))
+
+    said: list[str] = []
+    play(then=then, hooks=hooks(agentStop=once), delay=0.02)
+    # the agent ended after the third prompt was sent, whose script is over by then
+    assert said == ["Big output seen.", "The end.", "é ü 漢字"]
+
+
+def test_an_error_before_the_interaction_is_that_of_its_prompt(play, monkeypatch):
+    async def breaks(*_):
+        raise ZeroDivisionError("in the middle")
+
+    async def then(session):
+        monkeypatch.setattr(worker, "welcome", breaks)
+        with pytest.raises(InsightsError, match="in the middle"):
+            await session.send_and_wait("[[script:hello]] second", 20)
+
+    play("[[script:hello]] first", then=then)
+
+
 def test_an_error_that_a_script_gives_so_often_is_over_then():
     scripts = {"x": [Step("At last.", error=ScriptedError(500, "no", times=2))]}
     model = ScriptedModel(scripts)
