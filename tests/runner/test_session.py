@@ -450,6 +450,14 @@ def test_a_session_id_cannot_lead_out_of_its_home(tmp_path):
             Session.create(settings, name)
 
 
+@pytest.mark.parametrize("open_", [Session.create, Session.resume])
+def test_a_session_id_is_no_longer_than_a_file_name(open_, tmp_path):
+    settings = Settings(tmp_path, tmp_path, ScriptedModel({"x": []}))
+    for name in ("x" * 256, "é" * 128):
+        with pytest.raises(InsightsError, match="A session id of more than 255 bytes: "):
+            open_(settings, name)
+
+
 def test_a_session_can_be_resumed_in_its_mode(play):
     session, _ = play("[[script:nudge]] go", mode="autopilot")
 
