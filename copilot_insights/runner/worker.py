@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from copilot_insights.runner.hooks import MOST_BLOCKS
 from copilot_insights.runner.interactions import (
+    GO_ON,
     NUDGE,
     Prompt,
     message_data,
@@ -252,6 +253,6 @@ class Worker:
             },
         )
         if output.get("decision") == "block" and blocks < MOST_BLOCKS:
-            reason = str(output.get("reason") or "Go on.")
+            reason = output.get("reason") or GO_ON
             again = Prompt(reason, self.session.new_id(), delivery="queued", blocks=blocks + 1)
             self._queue.appendleft(replace(again, origin=self.root.message_id))
