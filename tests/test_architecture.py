@@ -59,6 +59,7 @@ commands.chart
 commands.compare commands.dashboards commands.show commands.export
 commands.html commands.redact commands.watch
 cli
+__main__
 """
 RANK = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
 
@@ -144,7 +145,8 @@ def test_only_the_command_line_prints_and_exits(module):
     called = {
         ast.unparse(node.func) for node in ast.walk(TREES[module]) if isinstance(node, ast.Call)
     }
-    assert not called & {"print", "sys.exit", "exit", "quit"} or module in {"options", "cli"}
+    speaks = module in {"options", "cli", "__main__"}
+    assert speaks or not called & {"print", "sys.exit", "exit", "quit"}
 
 
 @each_module

@@ -331,6 +331,19 @@ def test_a_pipe_that_is_closed_early_is_no_error():
     assert running.returncode == 0
 
 
+def test_an_interrupt_while_it_is_imported_is_no_traceback(tmp_path):
+    interrupt = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    (tmp_path / "typer.py").write_text(interrupt, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "copilot_insights"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
 def test_an_encoding_without_bars_is_no_reason_to_fail(encoding):
     done = process("report", SAMPLES, env={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"})

@@ -12,13 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from copilot_insights.runner.history import History
-from copilot_insights.runner.hooks import (
-    HookInput,
-    HookOutput,
-    call_hook,
-    common_input,
-    merge_outputs,
-)
+from copilot_insights.runner.hooks import HookInput, HookOutput, common_input, merge_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -138,7 +132,7 @@ class Agent:
             )
             end: dict[str, Any] = {"hookInvocationId": invocation, "hookType": kind}
             try:
-                output = await call_hook(hook, data)
+                output = await hook(data)
                 json.dumps(output)  # it goes to the log
             except Exception as error:  # noqa: BLE001  # a user's hook must not end the loop
                 message = str(error) or type(error).__name__
@@ -148,7 +142,7 @@ class Agent:
                 outputs.append(output)
                 end["output"] = output
             self.emit("hook.end", end | {"success": True})
-        return merge_outputs(outputs)
+        return merge_outputs(kind, outputs)
 
     def hook_input(self) -> HookInput:
         """What every hook of this agent is told."""

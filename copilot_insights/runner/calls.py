@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from copilot_insights.runner import foreign
-from copilot_insights.runner.hooks import call_hook
+from copilot_insights.runner.hooks import paragraphs
 from copilot_insights.runner.permissions import (
     Decision,
     completion,
@@ -38,9 +38,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the preToolUse hooks said of a call; `denied` is the message if they refused."""
+    """What the preToolUse hooks said of a call; `denied` is the message if they refused.
+
+    `context` is what they add for the model. In the CLI that is a message of its own, which no
+    log shows; here it stands in the result, for the log is all that a resumed session knows.
+    """
 
     arguments: dict[str, Any] | str
+    context: str = ""
     denied: str | None = None
     allowed: bool = False
 
@@ -65,6 +70,7 @@ async def _run_call(agent: Agent, call: ToolCall, verdict: Verdict) -> ToolResul
         result = await _permit_and_run(agent, call, verdict)
         if result.code != "denied":
             result = await _after(agent, call, verdict, result)
+    result = _with_context(result, verdict.context)
     agent.emit("tool.execution_complete", _complete_data(agent, call, result))
     return result
 
@@ -188,7 +194,7 @@ async def _ask_hooks(agent: Agent, calls: Sequence[ToolCall]) -> list[Verdict]:
                 continue
             asked = {"toolName": call.name, "toolArgs": verdicts[index].arguments}
             try:
-                output = await call_hook(hook, {**agent.hook_input(), **asked}) or {}
+                output = await hook({**agent.hook_input(), **asked})
                 json.dumps(output)
                 verdicts[index] = await _judge(agent, call, verdicts[index], output)
             except Exception as failure:  # noqa: BLE001  # a user's hook must not end the loop
@@ -206,9 +212,13 @@ async def _ask_hooks(agent: Agent, calls: Sequence[ToolCall]) -> list[Verdict]:
 async def _judge(
     agent: Agent, call: ToolCall, verdict: Verdict, output: Mapping[str, Any]
 ) -> Verdict:
-    if isinstance(output.get("modifiedArgs"), dict):
-        verdict = replace(verdict, arguments=output["modifiedArgs"])
-    reason = str(output.get("permissionDecisionReason") or "no reason given")
+    modified = output.get("modifiedArgs")
+    verdict = replace(
+        verdict,
+        arguments=verdict.arguments if modified is None else modified,
+        context=paragraphs(verdict.context, output.get("additionalContext")),
+    )
+    reason = output.get("permissionDecisionReason") or "no reason given"
     decision = output.get("permissionDecision")
     if decision == "allow":
         return replace(verdict, allowed=True)
@@ -242,9 +252,12 @@ async def _after(agent: Agent, call: ToolCall, verdict: Verdict, result: ToolRes
             modified = modified.get("textResultForLlm")
         if isinstance(modified, str):
             result = replace(result, text=modified)
-    if context := output.get("additionalContext"):
-        result = replace(result, text=f"{result.text}\n\n(A hook adds: {context})")
-    return result
+    return _with_context(result, output.get("additionalContext"))
+
+
+def _with_context(result: ToolResult, context: str | None) -> ToolResult:
+    """A result with what a hook adds for the model."""
+    return replace(result, text=f"{result.text}\n\n(A hook adds: {context})") if context else result
 
 
 def _start_data(agent: Agent, call: ToolCall) -> dict[str, Any]:

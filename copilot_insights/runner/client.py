@@ -123,17 +123,21 @@ class CopilotClient:
             InsightsError: there is no such program or port, the server speaks another protocol
                 version, or it ended.
         """
+        where = self._command[0] if self._port is None else f"{LOOPBACK}:{self._port}"
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 await self._connect()
         except TimeoutError as error:
+            if self._peer:
+                await self._peer.close()  # nor would it answer a goodbye
             await self.stop()
             raise InsightsError(
-                f"The server did not answer within {HANDSHAKE_SECONDS:g} seconds"
+                f"The server at {where} did not answer the request connect "
+                f"within {HANDSHAKE_SECONDS:g} seconds",
+                hint="Is it one that speaks the protocol of the Copilot SDK?",
             ) from error
         except OSError as error:
             await self.stop()
-            where = self._command[0] if self._port is None else f"{LOOPBACK}:{self._port}"
             raise InsightsError(
                 f"Cannot reach a server at {where}: {error.strerror or error}",
                 hint="Name a program that serves on its pipes, or the port of one that runs.",

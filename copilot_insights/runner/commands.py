@@ -202,8 +202,9 @@ async def run_prompt(
         ok = False  # the view has shown why
     await session.shutdown()
     where = session.log.path
-    sys.stderr.write(f"\nLog: {where}\nReport: copilot-insights show {where}\n")
-    return ok
+    if session.log.size:
+        sys.stderr.write(f"\nLog: {where}\nReport: copilot-insights show {where}\n")
+    return ok and not session.unwritten
 
 
 def serve(

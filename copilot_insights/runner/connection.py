@@ -346,8 +346,8 @@ class Connection:
             raise RuntimeError("the client is gone") from error
         except RpcError as error:
             raise RuntimeError(error.message) from error
-        output = answer.get("output") if isinstance(answer, dict) else None
-        return output if isinstance(output, dict) else None
+        output: HookOutput | None = answer.get("output") if isinstance(answer, dict) else None
+        return output
 
     def forget(self, session_id: str) -> None:
         """Follow a session no longer."""

@@ -2,15 +2,17 @@
 
 A hook gets a dictionary (`sessionId`, `timestamp` in epoch ms, `cwd` and what its type adds)
 and gives a dictionary or nothing. A hook that fails is recorded as failed and changes
-nothing. File format: the CLI's `.github/hooks/*.json`, `{"version": 1, "hooks": {TYPE: [{"type":
-"command", "bash": COMMAND, "timeoutSec": N, "cwd": DIR, "env": {}}]}}`; a command reads its
-input as JSON on stdin and prints its output as JSON.
+nothing; what is no answer is left out, and said once. File format: the CLI's
+`.github/hooks/*.json`, `{"version": 1, "hooks": {TYPE: [{"type": "command", "bash": COMMAND,
+"timeoutSec": N, "cwd": DIR, "env": {}}]}}`; a command reads its input as JSON on stdin and
+prints its output as JSON.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +44,23 @@ HOOK_TYPES = (
 )
 
 MOST_BLOCKS = 8
-"""How often in a row an agentStop hook may send the agent back to work, as in the CLI."""
+"""How often in a row a hook may send an agent back to work: the CLI's limit for the main agent."""
+
+ANSWERS: dict[str, type | tuple[type, ...]] = {
+    "additionalContext": str,
+    "decision": str,
+    "modifiedArgs": dict,
+    "modifiedPrompt": str,
+    "modifiedResponse": str,
+    "modifiedResult": (dict, str),
+    "modifiedTransformedPrompt": str,
+    "permissionDecision": str,
+    "permissionDecisionReason": str,
+    "reason": str,
+}
+"""What the loop looks at in an output; null is as good as nothing."""
+
+logger = logging.getLogger(__name__)
 
 
 class CommandHook(msgspec.Struct, frozen=True, rename="camel"):
@@ -55,7 +73,7 @@ class CommandHook(msgspec.Struct, frozen=True, rename="camel"):
     env: dict[str, str] = {}
 
     async def __call__(self, data: HookInput) -> HookOutput | None:
-        """Run it. A non-zero exit or output that is no JSON object is a failure."""
+        """Run it. A non-zero exit or output that is no JSON is a failure."""
         cwd = Path(str(data.get("cwd", "."))) / (self.cwd or "")
         settings = [f"{name}={value}" for name, value in self.env.items()]
         command = ["env", *settings, "bash", "-c", self.bash]
@@ -81,10 +99,42 @@ class HookFile(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
+class Listed:
+    """A hook as the loop calls it: what it gets is its own, what it gives is an answer."""
+
+    kind: str
+    hook: Hook
+    warned: bool = False
+
+    async def __call__(self, data: HookInput) -> HookOutput:
+        """Call it, sync or async.
+
+        Raises:
+            Exception: it failed.
+        """
+        output: Any = await foreign.call(self.hook, copy.deepcopy(data))  # ours is in the log
+        if output is None:
+            return {}
+        if not isinstance(output, dict):
+            self._warn(f"an answer of type {type(output).__name__}")
+            return {}
+        known = {name: output[name] for name in ANSWERS if output.get(name) is not None}
+        wrong = [name for name, value in known.items() if not isinstance(value, ANSWERS[name])]
+        if wrong:
+            self._warn(", ".join(f"{n} of type {type(known[n]).__name__}" for n in wrong))
+        return {name: value for name, value in output.items() if name not in wrong}
+
+    def _warn(self, amiss: str) -> None:
+        if not self.warned:
+            logger.warning("A hook at %s gave %s, which is left out", self.kind, amiss)
+            self.warned = True
+
+
+@dataclass(slots=True)
 class Hooks:
     """The hooks of a session, by type, in the order in which they run."""
 
-    by_type: dict[str, list[Hook]] = field(default_factory=dict)
+    by_type: dict[str, list[Listed]] = field(default_factory=dict)
 
     def add(self, kind: str, hook: Hook) -> None:
         """Run `hook` at `kind`, after those that are there.
@@ -96,23 +146,11 @@ class Hooks:
             raise InsightsError(
                 f"There is no hook {kind!r}", hint=f"There are: {', '.join(HOOK_TYPES)}."
             )
-        self.by_type.setdefault(kind, []).append(hook)
+        self.by_type.setdefault(kind, []).append(Listed(kind, hook))
 
-    def of(self, kind: str) -> list[Hook]:
+    def of(self, kind: str) -> list[Listed]:
         """The hooks of one type."""
         return self.by_type.get(kind, [])
-
-
-async def call_hook(hook: Hook, data: HookInput) -> HookOutput | None:
-    """Call a hook, sync or async.
-
-    Raises:
-        Exception: it failed; a TypeError for what is no output.
-    """
-    output: object = await foreign.call(hook, copy.deepcopy(data))  # ours is in the log
-    if output is not None and not isinstance(output, dict):
-        raise TypeError(f"a hook gives an object or nothing, and not {type(output).__name__}")
-    return output
 
 
 def load_hook_files(paths: Iterable[Path], hooks: Hooks) -> None:
@@ -137,9 +175,17 @@ def common_input(session_id: str, timestamp: int, cwd: Path) -> HookInput:
     return {"sessionId": session_id, "timestamp": timestamp, "cwd": str(cwd)}
 
 
-def merge_outputs(outputs: Iterable[Mapping[str, Any]]) -> HookOutput:
-    """Later hooks win, field by field."""
+def merge_outputs(kind: str, outputs: Iterable[Mapping[str, Any]]) -> HookOutput:
+    """Later hooks win, field by field; what they add is put together, as in the CLI."""
     merged: HookOutput = {}
     for output in outputs:
+        before = merged.get("additionalContext")
         merged |= output
+        if kind != "userPromptSubmitted":
+            merged["additionalContext"] = paragraphs(before, output.get("additionalContext"))
     return merged
+
+
+def paragraphs(*texts: str | None) -> str:
+    """The texts that there are, one below the other."""
+    return "\n\n".join(text for text in texts if text)

@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from copilot_insights.runner.hooks import paragraphs
 from copilot_insights.runner.log import Mode, iso
 
 if TYPE_CHECKING:
     from copilot_insights.runner.agent import Agent
+
+GO_ON = "Go on."
+"""For a hook that sends an agent back to work without a reason."""
 
 Delivery: TypeAlias = Literal["idle", "queued", "steering"]
 
@@ -39,7 +43,8 @@ class Prompt:
     """A message for an agent.
 
     `text` is what the user wrote and the log shows; the model may get more, see
-    `open_interaction`. `blocks` counts the agentStop hooks in a row that led to it.
+    `open_interaction`. `blocks` counts the agentStop hooks in a row that led to it; `origin` is
+    the id of the user's own message behind it, to which the replies go back, if it is not one.
     """
 
     text: str
@@ -48,6 +53,7 @@ class Prompt:
     delivery: Delivery = "idle"
     source: str | None = None
     blocks: int = 0
+    origin: str | None = None
 
 
 async def welcome(agent: Agent, prompt: Prompt, session_source: str | None) -> str | None:
@@ -59,16 +65,15 @@ async def welcome(agent: Agent, prompt: Prompt, session_source: str | None) -> s
     if session_source:
         started = {"source": session_source, "initialPrompt": prompt.text}
         output = await agent.run_hooks("sessionStart", started)
-        extra = str(output.get("additionalContext") or "")
+        extra = output.get("additionalContext", "")
     output = await agent.run_hooks("userPromptSubmitted", {"prompt": prompt.text})
     if output.get("decision") == "block":
-        reason = str(output.get("reason") or "Blocked by a userPromptSubmitted hook")
+        reason = output.get("reason") or "Blocked by a userPromptSubmitted hook"
         data = {"warningType": "policy_blocked", "message": reason}
         agent.emit("session.warning", data | {"originatingMessageId": prompt.id}, ephemeral=True)
         return None
-    text = str(output.get("modifiedPrompt") or prompt.text)
-    added = [text, str(output.get("additionalContext") or ""), extra]
-    return "\n\n".join(part for part in added if part)
+    text = output.get("modifiedPrompt") or prompt.text
+    return paragraphs(text, output.get("additionalContext"), extra)
 
 
 async def open_interaction(agent: Agent, prompt: Prompt, text: str) -> None:
@@ -78,18 +83,17 @@ async def open_interaction(agent: Agent, prompt: Prompt, text: str) -> None:
     """
     session = agent.session
     agent.interaction_id = session.new_id()
-    agent.message_id = prompt.id
+    agent.message_id = prompt.origin or prompt.id
     agent.turn_id, agent.initiator = "0", "user"
     mode = prompt.agent_mode or session.mode
     notice = agent.id is None and mode == "autopilot" and session.told_mode != mode
     if notice:
         text = f"{AUTOPILOT_NOTICE}\n\n{text}"
-    dated = f"<current_datetime>{iso(datetime.now(UTC))}</current_datetime>\n\n{text}"
     output = await agent.run_hooks(
-        "userPromptTransformed", {"prompt": text, "transformedPrompt": dated}
+        "userPromptTransformed", {"prompt": text, "transformedPrompt": dated(text)}
     )
-    dated = str(output.get("modifiedTransformedPrompt") or dated)
-    agent.emit("user.message", message_data(agent, prompt, dated))
+    text = output.get("modifiedTransformedPrompt") or dated(text)
+    agent.emit("user.message", message_data(agent, prompt, text))
     if notice:
         session.told_mode = mode
         agent.emit("session.mode_notice_delivered", {"mode": mode})
@@ -99,6 +103,20 @@ async def open_interaction(agent: Agent, prompt: Prompt, text: str) -> None:
             "system.message",
             {"role": "system", "content": instructions, "interactionId": agent.interaction_id},
         )
+
+
+def send_back(agent: Agent, reason: str) -> None:
+    """Write what a subagentStop hook has its agent do yet, in the same interaction."""
+    agent.message_id, agent.turn_id = agent.session.new_id(), "0"
+    again = Prompt("", agent.message_id, source="system")
+    data = message_data(agent, again, dated(reason))
+    del data["delivery"]  # nobody sent it
+    agent.emit("user.message", data)
+
+
+def dated(text: str) -> str:
+    """A text for the model, and when it was written."""
+    return f"<current_datetime>{iso(datetime.now(UTC))}</current_datetime>\n\n{text}"
 
 
 def message_data(agent: Agent, prompt: Prompt, text: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ of Copilot CLI 1.0.102.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -20,6 +21,7 @@ import msgspec
 from copilot_insights.errors import InsightsError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 try:
@@ -167,7 +169,7 @@ class EventLog:
     nothing was said leaves no log); from then on each event is one `write` of a whole line.
 
     Raises:
-        InsightsError: `path` is not a session log, or another process writes it.
+        InsightsError: `path` is not a session log, cannot be opened, or another process writes it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -181,15 +183,18 @@ class EventLog:
         self._last_moment = datetime.min.replace(tzinfo=UTC)
         if path.exists():
             self._file = self._open()
-            self.events, self.size = read_events(path)
-            # An empty file is a process that was killed before its first line.
-            if self.size and (not self.events or self.events[0]["type"] != "session.start"):
-                self.close()
-                raise InsightsError(
-                    f"{path} does not begin with session.start",
-                    hint="Only a whole session log can be resumed.",
-                )
-            self._mend()
+            with self.freed_on_error():
+                self._take_over()
+
+    def _take_over(self) -> None:
+        self.events, self.size = read_events(self.path)
+        # An empty file is a process that was killed before its first line.
+        if self.size and (not self.events or self.events[0]["type"] != "session.start"):
+            raise InsightsError(
+                f"{self.path} does not begin with session.start",
+                hint="Only a whole session log can be resumed.",
+            )
+        self._mend()
 
     def make(
         self, kind: str, data: dict[str, Any], agent_id: str | None = None, *, ephemeral: bool
@@ -210,16 +215,18 @@ class EventLog:
         """Keep an event and write it.
 
         Raises:
+            InsightsError: the log cannot be opened; the next user message tries again.
             OSError: it could not be written whole. The file then ends where it ended before,
                 and the event is written with the next one.
         """
         self._waiting.append(encode(event) + b"\n")
         self.events.append(event)
-        self._writing = self._writing or event["type"] == "user.message"
-        if not self._writing:
-            return
-        if self._file is None:
+        said = event["type"] == "user.message"
+        if said and self._file is None:
             self._file = self._open()
+        self._writing = self._writing or said
+        if self._file is None or not self._writing:
+            return
         chunk = b"".join(self._waiting)
         try:
             rest = memoryview(chunk)
@@ -232,17 +239,26 @@ class EventLog:
         self._waiting.clear()
 
     def _open(self) -> FileIO:
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+")
-        if fcntl and not _lock(file):
-            file.close()
-            raise InsightsError(
-                f"The session {self.path.parent.name} is in use by another process",
-                hint="Wait for it to end, or start a new session.",
-            )
-        # as the CLI does: it is there while a process works on the session, and stays when
-        # that is killed
-        self._in_use.write_text(str(os.getpid()))
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        with contextlib.ExitStack() as on_error:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                file = on_error.enter_context(FileIO(os.open(self.path, flags, 0o600), "a+"))
+                if locked := not fcntl or _lock(file):
+                    # as the CLI does: it is there while a process works on the session, and
+                    # stays when that is killed
+                    self._in_use.write_text(str(os.getpid()))
+            except OSError as error:
+                raise InsightsError(
+                    f"The log {self.path} cannot be written: {error.strerror}",
+                    hint="Name another directory with --home.",
+                ) from error
+            if not locked:
+                raise InsightsError(
+                    f"The session {self.path.parent.name} is in use by another process",
+                    hint="Wait for it to end, or start a new session.",
+                )
+            on_error.pop_all()
         return file
 
     @property
@@ -260,10 +276,18 @@ class EventLog:
     def close(self) -> None:
         """Let go of the file and its lock."""
         if self._file:
-            self._in_use.unlink(missing_ok=True)
-            self._file.close()
-            self._file = None
-            self._writing = False
+            file, self._file, self._writing = self._file, None, False
+            with file:
+                self._in_use.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def freed_on_error(self) -> Iterator[None]:
+        """Let go of them if the block fails: nobody would have the log to close it."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
 
 def _lock(file: FileIO) -> bool:

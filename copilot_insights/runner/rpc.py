@@ -10,10 +10,14 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
+import stat
 import sys
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
+
+from copilot_insights.errors import InsightsError
 
 LOOPBACK = "127.0.0.1"
 PROTOCOL_VERSION = 3
@@ -251,12 +255,24 @@ def _unhandled(method: str) -> Handler:
     return refuse
 
 
-async def stdio_streams() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """This process's stdin and stdout as streams."""
+async def stdio_streams() -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+    """This process's stdin and stdout as streams; None if nobody can speak on them.
+
+    Raises:
+        InsightsError: stdout is a file.
+    """
+    if sys.stdin is None:
+        return None
+    mode = os.fstat(sys.stdin.fileno()).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or sys.stdin.isatty()):
+        return None  # /dev/null or a file, for which asyncio cannot wait
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=LARGEST_HEADER)
+    try:
+        transport, protocol = await loop.connect_write_pipe(
+            lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), sys.stdout
+        )
+    except ValueError as error:
+        raise InsightsError("stdout is a file; a client speaks through pipes") from error
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    transport, protocol = await loop.connect_write_pipe(
-        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), sys.stdout
-    )
     return reader, asyncio.StreamWriter(transport, protocol, None, loop)

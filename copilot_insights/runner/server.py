@@ -88,8 +88,10 @@ class Server:
 
 async def serve_stdio(server: Server) -> None:
     """Serve one client on stdin and stdout, to its end or to `runtime.shutdown`."""
-    reader, writer = await stdio_streams()
-    serving = asyncio.create_task(server.serve(reader, writer))
+    streams = await stdio_streams()
+    if streams is None:
+        return
+    serving = asyncio.create_task(server.serve(*streams))
     stopping = asyncio.create_task(server.stopping.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()

@@ -80,7 +80,6 @@ class Session:
             allow=list(settings.policy.allow),
             directories=(*settings.policy.directories, (self.directory / "files").resolve()),
         )
-        self.log = EventLog(self.directory / "events.jsonl")
         offered = {**builtin_tools(), **{tool.name: tool for tool in settings.tools}}
         self.tools = {k: v for k, v in offered.items() if k not in settings.hidden_tools}
         self.root = Agent(
@@ -88,11 +87,13 @@ class Session:
         )
         self.agents: dict[str | None, Agent] = {None: self.root}
         self.worker = Worker(self)
+        self.log = EventLog(self.directory / "events.jsonl")  # holds a lock: nothing fails after it
         self._old_events = len(self.log.events)
         self._handlers: list[Handler] = []
         self._expected: dict[str, asyncio.Future[Any]] = {}
         self._closed = False
         self.attended = True
+        self.unwritten = False
 
     @classmethod
     def create(cls, settings: Settings, session_id: str | None = None) -> Self:
@@ -102,28 +103,29 @@ class Session:
             InsightsError: there is one of that id already.
         """
         session = cls(settings, str(uuid.uuid4()) if session_id is None else session_id)
-        if session.log.events:
-            session.log.close()
-            raise InsightsError(
-                f"There is a session {session_id} already", hint="Resume it instead."
-            )
-        session.emit(
+        with session.log.freed_on_error():
+            session._begin()
+        return session
+
+    def _begin(self) -> None:
+        if self.log.events:
+            raise InsightsError(f"There is a session {self.id} already", hint="Resume it instead.")
+        self.emit(
             "session.start",
             {
-                "sessionId": session.id,
+                "sessionId": self.id,
                 "version": 1,
                 "producer": PRODUCER,
                 "copilotVersion": FORMAT_VERSION,
                 "startTime": iso(datetime.now(UTC)),
-                "selectedModel": settings.model.name,
+                "selectedModel": self.settings.model.name,
                 "contextTier": None,
-                "context": work_context(session.cwd),
+                "context": work_context(self.cwd),
                 "alreadyInUse": False,
                 "remoteSteerable": False,
             },
         )
-        session.set_mode(settings.mode)
-        return session
+        self.set_mode(self.settings.mode)
 
     @classmethod
     def resume(cls, settings: Settings, session_id: str, *, record: bool = True) -> Self:
@@ -142,11 +144,8 @@ class Session:
                 hint="`session-state` of the home directory holds those that there are.",
             )
         session = cls(settings, session_id)
-        try:
+        with session.log.freed_on_error():
             session._go_on(record=record)
-        except BaseException:
-            session.log.close()
-            raise
         return session
 
     def _go_on(self, *, record: bool) -> None:
@@ -225,13 +224,16 @@ class Session:
         return event
 
     def _persist(self, event: Event) -> None:
+        told = self.unwritten
         try:
             self.log.append(event)
+            self.unwritten = False
         except OSError as error:
+            self.unwritten = True
             message = f"The log could not be written: {error.strerror or error}"
-            self.emit(
-                "session.error", {"errorType": "persistence", "message": message}, ephemeral=True
-            )
+            data = {"errorType": "persistence", "message": message}
+            if not told:  # once, not with every event until there is room again
+                self.emit("session.error", data, ephemeral=True)
         if event["type"] == "user.message":
             write_workspace(self.directory, self.log.events[0], event, self.settings)
 
@@ -281,7 +283,7 @@ class Session:
         prompt: str,
         timeout: float | None = None,  # noqa: ASYNC109  # the SDK's name for it
     ) -> str:
-        """Send a prompt and wait for `session.idle`; the last words of the main agent.
+        """Send a prompt and wait for `session.idle`; the main agent's last words to it.
 
         Args:
             prompt: the text.
@@ -299,11 +301,10 @@ class Session:
             nonlocal said, failure
             if event.get("agentId"):
                 return
-            if event["type"] == "assistant.message":
+            mine = event["data"].get("originatingMessageId") == message_id
+            if mine and event["type"] == "assistant.message":
                 said = event["data"]["content"] or said
-            elif event["data"].get("originatingMessageId") == message_id and (
-                event["type"] == "session.error"
-            ):
+            elif mine and event["type"] == "session.error":
                 failure = event["data"]["message"]
             elif event["type"] == "session.idle" and not idle.done():
                 idle.set_result(event)

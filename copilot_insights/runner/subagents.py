@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from copilot_insights.runner.agent import Agent
-from copilot_insights.runner.interactions import Prompt, open_interaction, welcome
+from copilot_insights.runner.hooks import MOST_BLOCKS, paragraphs
+from copilot_insights.runner.interactions import (
+    GO_ON,
+    Prompt,
+    open_interaction,
+    send_back,
+    welcome,
+)
 from copilot_insights.runner.loop import Failed, TaskComplete, interact, unexpected
 from copilot_insights.runner.tools import ToolContext, ToolFailed, ToolResult
 
@@ -88,12 +95,14 @@ async def run_task(parent: Agent, call: ToolCall, arguments: Mapping[str, Any]) 
     if not background:
         return await _work(child, call, arguments)
 
+    origin = parent.message_id
+
     async def work_and_wake() -> None:
         try:
             result = await _work(child, call, arguments)
         except ToolFailed as error:
             result = ToolResult(str(error), error.code)
-        session.worker.wake(child, arguments, result)
+        session.worker.wake(child, origin, arguments, result)
 
     session.worker.start_background(asyncio.create_task(work_and_wake()))
     return ToolResult(
@@ -123,16 +132,25 @@ async def _work(child: Agent, call: ToolCall, arguments: Mapping[str, Any]) -> T
     whole = {**about, "agentId": child.id, "agentType": child.kind}
     kind, outcome = "subagent.failed", dict[str, Any]()
     try:
-        await session.root.run_hooks("subagentStart", whole)
+        context = (await session.root.run_hooks("subagentStart", whole)).get("additionalContext")
         prompt = Prompt(arguments["prompt"], session.new_id(), source=f"agent-{session.id}")
-        await open_interaction(child, prompt, await welcome(child, prompt, None) or prompt.text)
-        try:
-            text = (await interact(child)).text
-        except TaskComplete as end:
-            text = end.data["summary"]
-        stop = {"stopReason": "end_turn", "stop_hook_active": False}
-        await child.run_hooks("agentStop", {**about, **stop})
-        await session.root.run_hooks("subagentStop", {**whole, **stop, "response": text})
+        text = await welcome(child, prompt, None) or prompt.text
+        await open_interaction(child, prompt, paragraphs(context, text))
+        for blocks in range(MOST_BLOCKS + 1):
+            try:
+                text = (await interact(child)).text
+            except TaskComplete as end:
+                text = end.data["summary"]
+            stop = {"stopReason": "end_turn", "stop_hook_active": blocks > 0}
+            # in the CLI too an agentStop hook cannot send a sub-agent back
+            await child.run_hooks("agentStop", {**about, **stop})
+            answer = await session.root.run_hooks(
+                "subagentStop", {**whole, **stop, "response": text}
+            )
+            text = answer.get("modifiedResponse") or text
+            if answer.get("decision") != "block" or blocks == MOST_BLOCKS:
+                break
+            send_back(child, answer.get("reason") or GO_ON)
         kind, outcome = "subagent.completed", {}
         return ToolResult(text)
     except Failed as end:

@@ -24,6 +24,7 @@ class Answer:
         self._message_id: str | None = None
         self._early: list[Event] = []
         self._started = False
+        self._attributed = False
         self._last: Event | None = None
 
     def begin(self, message_id: str) -> None:
@@ -47,9 +48,11 @@ class Answer:
         ):
             self._started = True
         elif kind == "assistant.message":
-            ours = mine or ("originatingMessageId" not in data and self._started)
+            # a server of old says of no message whose it is
+            self._attributed = self._attributed or "originatingMessageId" in data
+            if mine or (self._started and not self._attributed):
+                self._last = event
             self._started = self._started or mine
-            self._last = event if ours else self._last
         elif kind == "session.idle" and self._started and data.get("mode") != "autopilot":
             self._end("aborted" if data.get("aborted") else "done")
         elif kind == "session.autopilot_stopped" and data.get("requestId") == self._message_id:

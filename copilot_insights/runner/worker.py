@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from copilot_insights.runner.hooks import MOST_BLOCKS
 from copilot_insights.runner.interactions import (
+    GO_ON,
     NUDGE,
     Prompt,
     message_data,
@@ -37,6 +38,7 @@ class Notice:
     """The end of an agent in the background, which wakes the main agent."""
 
     child: Agent
+    origin: str
     name: str
     description: str
     result: ToolResult
@@ -94,9 +96,12 @@ class Worker:
 
         task.add_done_callback(done)
 
-    def wake(self, child: Agent, arguments: Mapping[str, Any], result: ToolResult) -> None:
-        """Queue the news that an agent in the background is done."""
-        self._queue.append(Notice(child, arguments["name"], arguments["description"], result))
+    def wake(
+        self, child: Agent, origin: str, arguments: Mapping[str, Any], result: ToolResult
+    ) -> None:
+        """Queue the news that an agent in the background is done; `origin` is whose it was."""
+        name, description = arguments["name"], arguments["description"]
+        self._queue.append(Notice(child, origin, name, description, result))
 
     async def finish(self) -> None:
         """Wait until there is no work left."""
@@ -165,6 +170,8 @@ class Worker:
     async def _serve(self, prompt: Prompt) -> None:
         """One prompt: its interaction and, in autopilot, the nudges after it."""
         source, self.session_source = self.session_source, None
+        own = prompt.origin or prompt.id
+        self.root.message_id = own  # also of an error before the interaction begins
         text = await welcome(self.root, prompt, source)
         if text is None:
             return
@@ -179,14 +186,14 @@ class Worker:
                 return
             nudges += 1
             self.session.emit("assistant.idle", {}, ephemeral=True)
-            nudge = Prompt("", self.session.new_id(), "autopilot", source="autopilot")
+            nudge = Prompt("", self.session.new_id(), "autopilot", source="autopilot", origin=own)
             await open_interaction(self.root, nudge, NUDGE)
-            self.root.message_id = prompt.id  # replies go back to the user's own message
             outcome = await self._run(prompt.blocks)
 
     async def _report(self, notice: Notice) -> None:
         """Tell the main agent that one in the background is done, and let it go on."""
         root, child = self.root, notice.child
+        root.message_id = notice.origin
         about = {"agentId": child.id, "agentType": child.kind, "displayName": notice.name}
         text = f'Agent "{notice.name}" ({child.kind}) is done.'
         root.emit(
@@ -246,6 +253,6 @@ class Worker:
             },
         )
         if output.get("decision") == "block" and blocks < MOST_BLOCKS:
-            reason = str(output.get("reason") or "Go on.")
+            reason = output.get("reason") or GO_ON
             again = Prompt(reason, self.session.new_id(), delivery="queued", blocks=blocks + 1)
-            self._queue.appendleft(again)
+            self._queue.appendleft(replace(again, origin=self.root.message_id))

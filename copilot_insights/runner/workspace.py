@@ -21,7 +21,8 @@ HEAD_LINES = 50
 """The first user message is looked for in so many lines."""
 
 NAME_LENGTH = 80
-LONGEST_ID = 200
+LONGEST_ID = 255
+"""In bytes: it is the name of a directory."""
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +34,10 @@ def session_directory(home: Path, session_id: str) -> Path:
         InsightsError: the id is no plain name, and could lead anywhere.
     """
     plain = all(c.isalnum() or c in "-_." for c in session_id)
-    if not session_id or not plain or session_id.startswith(".") or len(session_id) > LONGEST_ID:
-        raise InsightsError(f"{session_id!r} is no session id")
+    if not session_id or not plain or session_id.startswith("."):
+        raise InsightsError(f"{session_id[:LONGEST_ID]!r} is no session id")
+    if len(session_id.encode()) > LONGEST_ID:
+        raise InsightsError(f"A session id of more than {LONGEST_ID} bytes: {session_id[:20]}…")
     return home / "session-state" / session_id
 
 

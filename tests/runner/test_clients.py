@@ -283,7 +283,7 @@ if {version} != -1:
     ("version", "said"),
     [(None, "Cannot reach a server at /no/such/program: No such file or directory"),
      (2, "The server speaks protocol version 2, not 3"),
-     (0, "The server did not answer within 1 seconds"),
+     (0, "The server at {program} did not answer the request connect within 1 seconds"),
      (-1, "The server speaks protocol version -1, not 3")],
 )  # fmt: skip
 def test_a_client_that_finds_no_server_says_so_and_leaves_nothing_behind(
@@ -300,7 +300,7 @@ def test_a_client_that_finds_no_server_says_so_and_leaves_nothing_behind(
         with pytest.raises(InsightsError) as caught:
             async with finds_none:
                 pass
-        assert str(caught.value).splitlines()[0].startswith(said)
+        assert str(caught.value).startswith(said.format(program=program))
         process = finds_none._process  # noqa: SLF001  # whether it has ended
         assert process is None or process.returncode is not None
         with pytest.raises(InsightsError, match=r"Cannot reach a server at 127\.0\.0\.1:1"):
@@ -331,6 +331,17 @@ def test_steering_joins_the_running_interaction(server, shop):
     assert messages[1]["interactionId"] == messages[0]["interactionId"]
     before = events[[e["type"] for e in events].index("user.message", 5) - 1]
     assert before["type"] == "assistant.turn_start"
+
+
+def test_each_prompt_of_a_client_gets_the_reply_of_its_own(server, shop):
+    async def main():
+        async with CopilotClient(port=server) as client:
+            session = await client.create_session(working_directory=shop)
+            prompts = ("[[script:background]] one", "[[script:hello]] two")
+            return await asyncio.gather(*(session.send_and_wait(text, 20) for text in prompts))
+
+    said = [reply["data"]["content"] for reply in asyncio.run(main())]
+    assert said == ["The end.", "Hello there, done."]  # the first agent ended after the second
 
 
 def test_an_abort_of_a_model_call_drops_the_queue(server, shop):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -180,6 +181,44 @@ def test_two_processes_do_not_write_one_log(tmp_path):
     EventLog(path).close()
 
 
+class Nameless(ScriptedModel):
+    """A model that cannot say its name, which the first event of a process wants."""
+
+    def __init__(self):
+        self.scripts = {}
+
+    @property
+    def name(self):
+        raise LookupError("no name")
+
+
+@pytest.mark.parametrize(
+    ("open_", "scenario"), [(Session.create, None), (Session.resume, "hello")], ids=["new", "old"]
+)
+def test_a_session_that_cannot_be_opened_is_free_for_others(open_, scenario, tmp_path):
+    path = tmp_path / "session-state" / "s" / "events.jsonl"
+    path.parent.mkdir(parents=True)
+    log = REAL / "1.0.102" / str(scenario) / "events.jsonl"
+    path.write_bytes(log.read_bytes() if scenario else b"")
+    with pytest.raises(LookupError, match="no name") as caught:
+        open_(Settings(tmp_path, tmp_path, Nameless()), "s")
+    assert [file.name for file in path.parent.iterdir()] == ["events.jsonl"]
+    EventLog(path).close()
+    del caught  # till here it keeps what was half made
+
+
+def test_a_log_that_cannot_be_taken_over_is_free_for_others(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.touch()
+    in_use = tmp_path / f"inuse.{os.getpid()}.lock"
+    in_use.mkdir()
+    with pytest.raises(InsightsError, match="cannot be written: Is a directory") as caught:
+        EventLog(path)
+    in_use.rmdir()
+    EventLog(path).close()
+    del caught
+
+
 @pytest.mark.parametrize("text", ["not a log\n", '{"type":"user.message","data":{}}\n', "[]\n"])
 def test_what_is_no_log_is_not_resumed(text, tmp_path):
     path = tmp_path / "events.jsonl"
@@ -236,5 +275,5 @@ def test_a_full_disk_leaves_whole_lines_and_is_said(tmp_path):
         return session.log, errors
 
     log, errors = asyncio.run(main())
-    assert {error["errorType"] for error in errors} == {"persistence"}
+    assert [error["errorType"] for error in errors] == ["persistence"]
     assert [e["id"] for e in read(log.path)] == [e["id"] for e in log.events]

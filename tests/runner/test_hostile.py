@@ -265,3 +265,17 @@ def test_a_server_on_pipes_ends_with_its_client(shop, tmp_path, clean_environmen
     assert process.wait(timeout=5) == 0
     types = [event["type"] for event in read(path)]
     assert types[-3:] == ["abort", "assistant.turn_end", "session.shutdown"]
+
+
+@pytest.mark.parametrize("streams", ["</dev/null", "<&-", "</dev/null >answers"])
+def test_a_server_that_nobody_speaks_to_ends_without_a_word(streams, tmp_path, clean_environment):
+    words = " ".join(f"'{word}'" for word in command("serve", "--stdio"))
+    done = subprocess.run(
+        ["bash", "-c", f"{words} {streams}"],
+        cwd=tmp_path,
+        env=clean_environment,
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

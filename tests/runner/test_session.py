@@ -152,6 +152,76 @@ def test_a_hook_can_deny_change_and_add(play, shop):
     assert of("hook.start", events)[-1]["input"]["reason"] == "complete"
 
 
+def test_what_hooks_add_to_a_call_is_in_its_result_however_it_ends(play):
+    def second(data):
+        decision = {"permissionDecision": "deny"} if data["toolName"] == "bash" else {}
+        return {"additionalContext": "twice"} | decision
+
+    given = Hooks()
+    given.add("preToolUse", lambda _: {"additionalContext": "look"})
+    given.add("preToolUse", second)
+    session, _ = play("[[script:fail]] go", hooks=given)
+    ends = of("tool.execution_complete", session.log.events)
+    said = [(end.get("error") or end["result"]).get("message") for end in ends]
+    assert [text.endswith("\n\n(A hook adds: look\n\ntwice)") for text in said] == [True] * 3
+    assert said[1].startswith("Denied by preToolUse hook: no reason given\n\n")
+
+
+def test_a_hook_can_add_to_a_sub_agents_prompt_send_it_back_and_change_its_words(play):
+    asked = []
+
+    def stop(data):
+        asked.append((data["response"], data["stop_hook_active"]))
+        if len(asked) < 3:
+            return {"decision": "block", "reason": f"[[script:hello]] again {len(asked)}"}
+        return {"modifiedResponse": "in other words"}
+
+    never = {"decision": "block", "reason": "of no account for a sub-agent"}
+    given = hooks(
+        subagentStart=lambda _: {"additionalContext": "mind the gap"},
+        subagentStop=stop,
+        agentStop=lambda data: never if data.get("agentId") else None,
+    )
+    session, _ = play("[[script:sub]] go", hooks=given)
+    assert asked[0] == ("I found a.py", False)
+    assert asked[1:] == [("Hello there, done.", True)] * 2
+    child = [event for event in session.log.events if event.get("agentId")]
+    prompts = of("user.message", child)
+    _, _, first = prompts[0]["transformedContent"].partition("\n\n")
+    assert first == "mind the gap\n\n[[script:child]] find the files"
+    assert [(data["content"], data["source"]) for data in prompts[1:]] == [("", "system")] * 2
+    assert {data["interactionId"] for data in prompts} == {prompts[0]["interactionId"]}
+    assert prompts[2]["transformedContent"].endswith("again 2")
+    last = of("tool.execution_complete", session.log.events)[-1]
+    assert last["result"]["content"] == "in other words"
+
+
+def test_a_hook_sends_a_sub_agent_back_eight_times_at_most(play):
+    given = hooks(subagentStop=lambda _: {"decision": "block"})
+    session, _ = play("[[script:sub]] go", hooks=given)
+    prompts = [d for d in of("user.message", session.log.events) if d.get("source") == "system"]
+    assert len(prompts) == 8
+    assert of("subagent.completed", session.log.events)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ([1], "A hook at postToolUse gave an answer of type list, which is left out"),
+        ({"additionalContext": 7, "modifiedResult": "new"},
+         "A hook at postToolUse gave additionalContext of type int, which is left out"),
+    ],
+)  # fmt: skip
+def test_what_is_no_answer_of_a_hook_is_left_out_and_said_once(play, caplog, answer, said):
+    session, _ = play("[[script:tools]] go", hooks=hooks(postToolUse=lambda _: answer))
+    assert caplog.messages == [said]
+    ends = of("hook.end", session.log.events)
+    kept = {"modifiedResult": "new"} if isinstance(answer, dict) else None
+    assert [(end["success"], end.get("output")) for end in ends] == [(True, kept)] * 5
+    results = [d["result"]["content"] for d in of("tool.execution_complete", session.log.events)]
+    assert (set(results) == {"new"}) == isinstance(answer, dict)
+
+
 def test_a_hook_that_fails_is_recorded_and_changes_nothing(play):
     def broken(_):
         raise ValueError("hook broke")
@@ -207,6 +277,36 @@ def test_a_prompt_does_not_take_the_error_of_another(play):
             await session.send_and_wait("[[error]] third", 20)
 
     play(then=then)
+
+
+def test_each_prompt_gets_the_reply_of_its_own(play):
+    """Also if a hook sent the agent back to work, or an agent in the background ended later."""
+    blocked = []
+
+    def once(data):
+        blocked.append(data)
+        return {"decision": "block", "reason": "[[script:big]] more"} if len(blocked) == 1 else None
+
+    async def then(session):
+        prompts = ("[[script:hello]] one", "[[script:background]] two", "[[script:unicode]] three")
+        said.extend(await asyncio.gather(*(session.send_and_wait(text, 20) for text in prompts)))
+
+    said: list[str] = []
+    play(then=then, hooks=hooks(agentStop=once), delay=0.02)
+    # the agent ended after the third prompt was sent, whose script is over by then
+    assert said == ["Big output seen.", "The end.", "é ü 漢字"]
+
+
+def test_an_error_before_the_interaction_is_that_of_its_prompt(play, monkeypatch):
+    async def breaks(*_):
+        raise ZeroDivisionError("in the middle")
+
+    async def then(session):
+        monkeypatch.setattr(worker, "welcome", breaks)
+        with pytest.raises(InsightsError, match="in the middle"):
+            await session.send_and_wait("[[script:hello]] second", 20)
+
+    play("[[script:hello]] first", then=then)
 
 
 def test_an_error_that_a_script_gives_so_often_is_over_then():
@@ -418,6 +518,14 @@ def test_a_session_id_cannot_lead_out_of_its_home(tmp_path):
     for name in ("../x", "a/b", "", ".", "..", ".hidden", "x\0y", "/etc"):
         with pytest.raises(InsightsError, match="is no session id"):
             Session.create(settings, name)
+
+
+@pytest.mark.parametrize("open_", [Session.create, Session.resume])
+def test_a_session_id_is_no_longer_than_a_file_name(open_, tmp_path):
+    settings = Settings(tmp_path, tmp_path, ScriptedModel({"x": []}))
+    for name in ("x" * 256, "é" * 128):
+        with pytest.raises(InsightsError, match="A session id of more than 255 bytes: "):
+            open_(settings, name)
 
 
 def test_a_session_can_be_resumed_in_its_mode(play):
