@@ -10,12 +10,13 @@ def main() -> None:
     try:
         # an exception in the middle of an import may be printed or lost, whoever catches it; and
         # who started us may have had Ctrl-C ignored
-        asked = signal.getsignal(signal.SIGINT)
-        if asked is signal.default_int_handler:
+        ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if ours:
             signal.signal(signal.SIGINT, lambda *_: os._exit(130))
         from copilot_insights import cli  # noqa: PLC0415
 
-        signal.signal(signal.SIGINT, asked)
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         cli.main()
     except KeyboardInterrupt:
         sys.exit(130)

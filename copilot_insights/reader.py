@@ -311,15 +311,14 @@ def _side_by_side(base: pl.DataFrame) -> pl.DataFrame:
     process); no rows of other sessions. Each event's parent is what its CLI wrote before it
     (from 1.0.14), so one whose parent is the last of an earlier process is of that process.
     """
-    known = base.select("key", elder="process", whose="session").drop_nulls("key")
+    known = base.select("session", "key", elder="process")
     astray = (
         base.filter(
             (pl.col("process") > 0)
             & ~pl.col("begins")
-            & pl.col("parent").is_not_null()
             & pl.col("parent").ne_missing(pl.col("key").shift(1))
         )
-        .join(known, left_on=["session", "parent"], right_on=["whose", "key"])
+        .join(known, left_on=["session", "parent"], right_on=["session", "key"])
         .filter(pl.col("elder") < pl.col("process"))
     )
     found: list[tuple[int, int]] = []

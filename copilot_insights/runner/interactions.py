@@ -55,6 +55,11 @@ class Prompt:
     blocks: int = 0
     origin: str | None = None
 
+    @property
+    def answered(self) -> str:
+        """The id of the message that replies go back to."""
+        return self.origin or self.id
+
 
 async def welcome(agent: Agent, prompt: Prompt, session_source: str | None) -> str | None:
     """Run the hooks before a prompt; its text for the model, None if one blocks it.
@@ -83,7 +88,7 @@ async def open_interaction(agent: Agent, prompt: Prompt, text: str) -> None:
     """
     session = agent.session
     agent.interaction_id = session.new_id()
-    agent.message_id = prompt.origin or prompt.id
+    agent.message_id = prompt.answered
     agent.turn_id, agent.initiator = "0", "user"
     mode = prompt.agent_mode or session.mode
     notice = agent.id is None and mode == "autopilot" and session.told_mode != mode

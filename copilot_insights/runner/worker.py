@@ -170,8 +170,7 @@ class Worker:
     async def _serve(self, prompt: Prompt) -> None:
         """One prompt: its interaction and, in autopilot, the nudges after it."""
         source, self.session_source = self.session_source, None
-        own = prompt.origin or prompt.id
-        self.root.message_id = own  # also of an error before the interaction begins
+        self.root.message_id = prompt.answered  # also of an error before the interaction begins
         text = await welcome(self.root, prompt, source)
         if text is None:
             return
@@ -186,7 +185,13 @@ class Worker:
                 return
             nudges += 1
             self.session.emit("assistant.idle", {}, ephemeral=True)
-            nudge = Prompt("", self.session.new_id(), "autopilot", source="autopilot", origin=own)
+            nudge = Prompt(
+                "",
+                self.session.new_id(),
+                "autopilot",
+                source="autopilot",
+                origin=prompt.answered,
+            )
             await open_interaction(self.root, nudge, NUDGE)
             outcome = await self._run(prompt.blocks)
 
@@ -254,5 +259,11 @@ class Worker:
         )
         if output.get("decision") == "block" and blocks < MOST_BLOCKS:
             reason = output.get("reason") or GO_ON
-            again = Prompt(reason, self.session.new_id(), delivery="queued", blocks=blocks + 1)
-            self._queue.appendleft(replace(again, origin=self.root.message_id))
+            again = Prompt(
+                reason,
+                self.session.new_id(),
+                delivery="queued",
+                blocks=blocks + 1,
+                origin=self.root.message_id,
+            )
+            self._queue.appendleft(again)
