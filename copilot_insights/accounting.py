@@ -89,7 +89,7 @@ def _place(row: pl.Expr) -> pl.Expr:
     return pl.col("process") * 2**32 + row.cast(pl.Int64)
 
 
-def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
+def totals(events: Events, turns: pl.LazyFrame, calls: pl.LazyFrame) -> pl.LazyFrame:
     """What each stated total adds: session, process, row, requests, after, upto, last_row,
     premium_requests, nano_aiu. It is about the calls of the numbers `after` < number <= `upto`.
 
@@ -97,14 +97,25 @@ def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
     the last total in the log, whichever version wrote it, and a log can hold both. Decided
     from the numbers: a total of as many requests as the last one and the calls answered
     since goes on (then `last_row` is what it goes on from and it adds the difference); one
-    of just those calls, or one that falls, is a restart. Processes that crashed are part of
+    of just those calls, or one that falls, is a restart; so is one whose process has traces
+    of calls that were lost, if the log's totals fell before or its output tokens are not the
+    last ones and those of the calls. Processes that crashed are part of
     a total when the numbers say so. From 1.0.75 a compaction, from 1.0.79 a rewind too, takes
     the running total back to what its process began with: so a total of n requests is about
     the last n calls, and of earlier ones nothing is known. From 1.0.102 a total can also go
     on from the calls that its process read in the log.
     """
     made = collect(answered(calls))
-    counted = made.select("session", "process", "number", "place").sort("place")
+    counted = made.select("session", "process", "number", "place", out="output_tokens").sort(
+        "place"
+    )
+    lost = pl.concat(
+        [
+            calls.filter((pl.col("evidence") != "compaction") & (pl.col("status") != "ok")),
+            turns.filter(pl.col("row").is_null()),
+        ],
+        how="diagonal_relaxed",
+    )
     # what a CLI read in the log when it began: beside another CLI that is not all before its own
     found = made.select(
         "session",
@@ -118,7 +129,13 @@ def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
         .join_asof(found, on="row", by="session", check_sortedness=False)
         .select("session", "process", pl.col("before").fill_null(0))
     )
-    upto = counted.select("session", "place", upto="number")
+    upto = counted.select(
+        "session",
+        "place",
+        upto="number",
+        said=pl.col("out").fill_null(0).cum_sum().over("session"),
+        unsaid=pl.col("out").is_null().cum_sum().over("session"),
+    )
     packed = (
         events.of("session.compaction_complete")
         .filter(pl.col("success").fill_null(value=True))
@@ -133,16 +150,18 @@ def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
         .agg(
             requests=pl.col("requests").sum(),
             tokens=pl.col("input_tokens").sum() + pl.col("output_tokens").sum(),
+            out=pl.col("output_tokens").sum(),
             by_agent=pl.col("of_agent").is_not_null().any(),
         )
     )
-    kept = ["requests", "tokens", "row", "upto", "nano_aiu", "premium_requests", "by_agent"]
+    kept = ["requests", "tokens", "out", "row", "upto", "said", "unsaid"]
+    kept += ["nano_aiu", "premium_requests", "by_agent"]
     seen = (
         events.of(*TOTALS)
         .filter(pl.col("statements").is_not_null())
         .select("session", "process", "row", "type", "premium_requests", "nano_aiu")
         .join(sums, on="row", how="left")
-        .with_columns(pl.col("requests", "tokens").fill_null(0), place=_place(pl.col("row")))
+        .with_columns(pl.col("requests", "tokens", "out").fill_null(0), place=_place(pl.col("row")))
         .sort("place")
         .unique(["session", "process"], keep="last", maintain_order=True)
         .join_asof(upto, on="place", by="session", check_sortedness=False)
@@ -154,9 +173,19 @@ def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
             maintain_order="left",
         )
         .join(began, on=["session", "process"], how="left", maintain_order="left")
-        .with_columns(pl.col("upto").fill_null(0))
+        .join(
+            lost.group_by("session", "process").agg(lost=pl.len()),
+            on=["session", "process"],
+            how="left",
+            maintain_order="left",
+        )
+        .with_columns(pl.col("upto", "said", "unsaid", "lost").fill_null(0))
         .with_columns(pl.col(kept).shift(1).over("session").name.prefix("last_"))
-        .with_columns(pl.col("last_requests", "last_tokens", "last_upto").fill_null(0))
+        .with_columns(pl.col(f"last_{name}").fill_null(0) for name in kept[:-3] if name != "row")
+        .with_columns(
+            falls=(pl.col("requests") < pl.col("last_requests"))
+            | (pl.col("tokens") < pl.col("last_tokens"))
+        )
     )
     lately = pl.col("upto") - pl.col("last_upto")
     own = (pl.col("upto") - pl.col("first") + 1).clip(lower_bound=0).fill_null(0)
@@ -166,11 +195,21 @@ def totals(events: Events, calls: pl.LazyFrame) -> pl.LazyFrame:
 
     last = pl.col("last_requests")
     go_on = off(last + lately, last + own, last + pl.col("upto") - pl.col("packed"))
-    falls = (pl.col("requests") < last) | (pl.col("tokens") < pl.col("last_tokens"))
+    more = pl.col("said") - pl.col("last_said")
+    differs = (pl.col("unsaid") == pl.col("last_unsaid")) & (
+        pl.col("out") != pl.col("last_out") + more
+    )
+    fell = pl.col("falls").cum_max().over("session")
+    # a restarting total of a process that lost lines may look like one that goes on
+    lossy = (
+        pl.col("requests").is_between(own, own + pl.col("lost"))
+        & (pl.col("lost") > 0)
+        & (fell | differs)
+    )
     checkpoint = pl.col("type") == "session.usage_checkpoint"
     restart = off(lately, own)
     read = (off(pl.col("before") + own) < pl.min_horizontal(go_on, restart)) & ~checkpoint
-    goes_on = (checkpoint | (go_on <= restart)) & ~falls & ~read
+    goes_on = (checkpoint | ((go_on <= restart) & ~lossy)) & ~pl.col("falls") & ~read
     base = pl.when("goes_on").then(last).when("read").then("before").otherwise(0)
     seen = seen.with_columns(goes_on=goes_on, read=read, lately=lately).with_columns(
         more=pl.col("requests") - base
@@ -239,11 +278,12 @@ def bookings(
     )
     place = ["session", "session_id", "agent_id", "model"]
     at = pl.coalesce("started_at", "replied_at")
-    by_store = stored.join(by.filter(pl.col("by") == "store"), on="session", how="semi").select(
+    from_store = by.filter(pl.col("by") == "store")
+    by_store = stored.join(from_store, on="session", how="semi", maintain_order="left").select(
         *place, "at", *AMOUNTS, "source", by_agent=pl.lit(value=True)
     )
     by_call = (
-        included.join(by, on="session")
+        included.join(by, on="session", maintain_order="left")
         .filter((pl.col("by") == "calls") | ((pl.col("by") == "totals") & ~pl.col("covered")))
         .filter(pl.col("usage_source").is_not_null())
         .select(
@@ -252,12 +292,14 @@ def bookings(
     )
     totalled = by.filter(pl.col("by") == "totals")
     books = collect(
-        _books(events, stated).join(totalled, on="session", how="semi").with_row_index("book")
+        _books(events, stated)
+        .join(totalled, on="session", how="semi", maintain_order="left")
+        .with_row_index("book")
     )
     shares = made.select(*place, "number", at=at, weight="output_tokens")
     by_total = collect(_shared_out(books, shares))
     left = (
-        books.join(by_total.select("book").unique(), on="book", how="anti")
+        books.join(by_total.select("book"), on="book", how="anti", maintain_order="left")
         .filter(pl.any_horizontal(pl.col(AMOUNTS) > 0))
         .select(
             *place[:2],
@@ -285,7 +327,7 @@ def _books(events: Events, stated: pl.LazyFrame) -> pl.LazyFrame:
     key = ["row", "model", "of_agent"]
     known = stated.select("row", "last_row", "after", "upto", "process", "by_agent")
     fine = (
-        said.join(known, on="row")
+        said.join(known, on="row", maintain_order="left")
         .with_columns(of_agent=pl.when("by_agent").then("of_agent"))
         .group_by(key, maintain_order=True)
         .agg(
@@ -303,7 +345,14 @@ def _books(events: Events, stated: pl.LazyFrame) -> pl.LazyFrame:
         .rename({"row": "last_row"})
     )
     more = {name: pl.col(name) - pl.col(f"last_{name}").fill_null(0) for name in AMOUNTS}
-    return fine.join(last, on=["last_row", *key[1:]], how="left", nulls_equal=True).select(
+    difference = fine.join(
+        last,
+        on=["last_row", *key[1:]],
+        how="left",
+        nulls_equal=True,
+        maintain_order="left",
+    )
+    return difference.select(
         "session",
         "session_id",
         "model",

@@ -291,8 +291,8 @@ def _place(
     base = base.join(children, on="row", how="left", maintain_order="left")
     base = base.with_columns(agent_id=pl.coalesce("agent_id", "child"))
     seq = pl.int_range(pl.len(), dtype=pl.Int64).over("session")
-    begins = pl.col("type").is_in(["session.start", "session.resume"]) | (seq == 0)
-    base = base.with_columns(seq=seq, begins=begins).with_columns(
+    base = base.with_columns(seq=seq)
+    base = base.with_columns(begins=_begins(base)).with_columns(
         process=pl.col("begins").cum_sum().over("session").cast(pl.Int64) - 1
     )
     base = base.join(_side_by_side(base), on="row", how="left", maintain_order="left")
@@ -304,6 +304,39 @@ def _place(
         process=pl.coalesce("writer", "process"),
         agent=pl.col("session").cast(pl.Int64) * 2**44 + pl.coalesce(agent, root * 2**32),
     ).drop("child", "log", "parent", "begins", "writer")
+
+
+_BEGIN: Final = ("session.start", "session.resume")
+_FIRST: Final = ("session.model_change", "system.message", "user.message", "assistant.turn_start")
+
+
+def _begins(base: pl.DataFrame) -> pl.Series:
+    """Whether a process of the CLI begins with an event: it is a `session.resume`, or what
+    stands behind a `session.shutdown`, as that line may be lost and `disableResume` leaves it
+    out. Not so of what another CLI writes, whose parent stands before, nor of what the one
+    that ends still writes.
+    """
+    first = (pl.col("seq") == 0) | pl.col("type").is_in(_BEGIN)
+    last = pl.all_horizontal(
+        pl.col("type").shift(1) == "session.shutdown",
+        pl.col("log") == pl.col("log").shift(1),
+        pl.col("session") == pl.col("session").shift(1),
+    )
+    begins = base.select(first.alias("begins"), behind=~first & last.fill_null(value=False))
+    behind = base.filter(begins["behind"] & (base["type"] != "session.shutdown"))
+    if not behind.height:
+        return begins["begins"]
+    ends = base["key"].gather(behind["row"] - 1)
+    parents = behind.with_columns(end=ends).join(
+        base.select("session", parent="key", known=pl.lit(value=True)),
+        on=["session", "parent"],
+        how="left",
+    )
+    follows = pl.col("parent").is_null() | pl.col("parent").eq_missing(pl.col("end"))
+    more = parents.filter(
+        pl.when(follows).then(pl.col("type").is_in(_FIRST)).otherwise(pl.col("known").is_null())
+    )
+    return begins["begins"].scatter(more["row"], values=True)
 
 
 def _side_by_side(base: pl.DataFrame) -> pl.DataFrame:

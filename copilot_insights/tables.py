@@ -122,7 +122,7 @@ def build(read: Read, store: pl.DataFrame, wanted: Wanted = TABLES) -> Tables:
     loops = collect(
         loops.join(split, on=["session", "interaction"], how="left", maintain_order="left")
     )
-    stated = collect(accounting.totals(events, calls))
+    stated = collect(accounting.totals(events, turns, calls))
     usage = collect(accounting.usage(events, store.lazy()))
     bookings = collect(accounting.bookings(events, calls, stated, usage))
     subagents = collect(interactions.subagents(events, calls, tools, bookings))

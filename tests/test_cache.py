@@ -12,7 +12,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from copilot_insights import cache, load, loading
@@ -158,7 +158,11 @@ def change(home, what, which, size, at):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(st.lists(CHANGES, min_size=1, max_size=8), st.sampled_from([30_000, 100_000, 2**24]))
+@given(
+    changes=st.lists(CHANGES, min_size=1, max_size=8),
+    batch=st.sampled_from([30_000, 100_000, 2**24]),
+)
+@example(changes=[("cut", 1, 377), ("fork", 1, 0)], batch=100_000)
 def test_it_is_always_what_a_fresh_read_gives(tmp_path_factory, monkeypatch, changes, batch):
     monkeypatch.setattr(cache, "_MOST", 3)
     monkeypatch.setattr(loading, "_BATCH", batch)

@@ -3,12 +3,14 @@
 import json
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from pathlib import Path
 from time import process_time
 
 import pytest
 
 from copilot_insights import InsightsError, load
 
+SAMPLES = Path(__file__).parent.parent / "sample_logs"
 _ids = count()
 _BEGIN = datetime(2026, 3, 1, 10, tzinfo=UTC)
 
@@ -771,6 +773,38 @@ def test_restarting_totals_with_a_crash_are_those_that_are_known(log):
     tables = log(started(), *runs[0], shutdown(9, 1, 50), *crash, *runs[2], shutdown(39, 1, 60))
     assert one(tables.sessions)["input_tokens"] == 110
     assert "tokens_unknown" in kinds(tables)
+
+
+RESUMED = (SAMPLES / "resume-1.0.12" / "events.jsonl").read_bytes().splitlines(keepends=True)
+
+
+@pytest.mark.parametrize("which", [30, 37])
+def test_a_process_begins_behind_a_shutdown_though_nothing_says_that_it_was_resumed(log, which):
+    session = one(log(*RESUMED[: which - 1], *RESUMED[which:]).sessions)
+    assert (session["processes"], session["llm_calls"]) == (3, 8)
+    assert (session["input_tokens"], session["output_tokens"]) == (52_504, 171)
+
+
+def test_what_a_process_writes_behind_its_shutdown_is_its_own(log):
+    tables = log(*good_lines(), tool_start(8), shutdown(9, 1, 50), tool_end(10))
+    assert one(tables.sessions)["processes"] == 1
+    assert one(tables.tool_calls)["duration_ms"] == 2000
+
+
+@pytest.mark.parametrize("which", [40, 53, 54])
+def test_a_restarting_total_of_more_calls_than_are_left_does_not_go_on(log, which):
+    tables = log(*RESUMED[: which - 1], RESUMED[which - 1][:-40] + b"\n", *RESUMED[which:])
+    session = one(tables.sessions)
+    assert (session["input_tokens"], session["output_tokens"]) == (52_504, 171)
+    said = tables.incidents.filter(kind="count_mismatch")
+    assert one(said)["detail"] == "the totals state 8 requests, the log has 7 answered calls"
+
+
+def test_a_restarting_total_is_told_by_its_output_tokens_where_no_other_fell(log):
+    first = [user(1), *a_turn(2, outputTokens=1), shutdown(5, 1, 50)]
+    second = [user(11), *a_turn(12, outputTokens=1), turn_start(15, "1"), turn_end(17, "1")]
+    tables = log(started(), *first, resumed(10), *second, shutdown(20, 2, 90))
+    assert one(tables.sessions)["input_tokens"] == 140
 
 
 def test_no_shutdown_leaves_what_messages_say(log):
