@@ -1,7 +1,7 @@
 """Many logs: events → frames that never hold content.
 
-The same event seen twice (by id) counts once. Always: events + rejected lines + duplicate
-events = non-empty lines.
+The same event seen twice (by id) counts once, and stands behind its parent, whatever order
+its lines were put in. Always: events + rejected lines + duplicate events = non-empty lines.
 """
 
 from collections import defaultdict
@@ -21,7 +21,8 @@ from copilot_insights.schema import EVENT_COLUMNS, EVENTS, FIELDS, MAIN, Event, 
 class Events:
     """Events of some logs, column-wise, a frame per type.
 
-    `base` has every event in file order: row, key (see `columns`), session_id, seq, type, at,
+    `base` has every event in the order of the file, or of `parentId` where lines were put
+    before what they follow: row, key (see `columns`), session_id, seq, type, at,
     agent_id, bad_fields, process (0-based: which run of the CLI), passing (an
     ephemeral turn of a stream), shares (its log repeats events of another), and two
     integers that are equal for the events of one `session` and of one `agent` of one
@@ -72,12 +73,14 @@ class Read(NamedTuple):
         of (`repeats`), and what its own `session.start` says, which a fork shares with its
         original.
     rejected: a row per line that is no event: session_id, path, line, offset, reason.
+    moved: the rows of events that stood before their parents.
     problems: a line per log that could not be read.
     """
 
     events: Events
     files: pl.DataFrame
     rejected: pl.DataFrame
+    moved: pl.Series
     problems: list[str]
 
 
@@ -127,6 +130,7 @@ def read(files: Sequence[LogFile], *, full: bool = False) -> Read:
     base, payloads = chunks.frames()
     if _overlap(base, logs):
         base, payloads, logs = _drop_seen(base, payloads, logs)
+    base, payloads, moved = _in_order(base, payloads)
     ids = _session_ids(logs)
     rejected = [
         (session, log.file.path, *line)
@@ -137,6 +141,7 @@ def read(files: Sequence[LogFile], *, full: bool = False) -> Read:
         Events(_place(base, payloads, ids, logs), payloads),
         _files(logs, ids),
         pl.DataFrame(rejected, schema=_REJECTED, orient="row"),
+        moved,
         problems,
     )
 
@@ -235,17 +240,71 @@ def _drop_seen(
     again = base.filter("seen").group_by("log").agg(pl.len(), pl.col("first").unique())
     counts = {log: (number, first) for log, number, first in again.iter_rows()}
     base = base.filter(~pl.col("seen")).drop("seen", "first", "place")
-    old = base.select("row").with_row_index("new")
-    payloads = {
-        name: frame.join(old, on="row").with_columns(row="new").drop("new").sort("row")
-        for name, frame in payloads.items()
-    }
-    base = base.with_columns(row=pl.int_range(pl.len(), dtype=pl.UInt32))
+    base, payloads = _renumbered(base, payloads)
     settled = []
     for number, index in enumerate(order):
         again_here, whose = counts.get(number, (0, ()))
         settled.append(logs[index]._replace(duplicates=again_here, repeats=tuple(sorted(whose))))
     return base, payloads, settled
+
+
+def _renumbered(
+    base: pl.DataFrame, payloads: dict[str, pl.DataFrame]
+) -> tuple[pl.DataFrame, dict[str, pl.DataFrame]]:
+    """With rows in the order that `base` is in now, and none that is not there any more."""
+    old = base.select("row").with_row_index("new")
+    payloads = {
+        name: frame.join(old, on="row").with_columns(row="new").drop("new").sort("row")
+        for name, frame in payloads.items()
+    }
+    return base.with_columns(row=pl.int_range(pl.len(), dtype=pl.UInt32)), payloads
+
+
+def _in_order(
+    base: pl.DataFrame, payloads: dict[str, pl.DataFrame]
+) -> tuple[pl.DataFrame, dict[str, pl.DataFrame], pl.Series]:
+    """Each event behind its parent, which is what its CLI wrote before it; and the rows of
+    those that were not. Damaged logs only: else the order of the file is that of writing.
+    """
+    odd = base.filter(pl.col("parent").ne_missing(pl.col("key").shift(1)))
+    early = odd.join(
+        base.select("log", "key", behind="row"),
+        left_on=["log", "parent"],
+        right_on=["log", "key"],
+    ).filter(pl.col("behind") > pl.col("row"))
+    order, moved = list(range(base.height)), list[int]()
+    for log in early["log"].unique():
+        events = base.filter(pl.col("log") == log).select("row", "key", "parent")
+        rows = events["row"].to_list()
+        found, late = _behind_parents(events)
+        order[rows[0] : rows[-1] + 1] = found
+        moved += late
+    if moved:
+        base, payloads = _renumbered(base[order], payloads)
+    now = dict(zip(order, range(len(order)), strict=True)) if moved else {}
+    return base, payloads, pl.Series([now[row] for row in moved], dtype=pl.UInt32)
+
+
+def _behind_parents(events: pl.DataFrame) -> tuple[list[int], list[int]]:
+    """Rows in the order of parents, otherwise as they stand; and those that had to wait. The
+    events of a circle stay behind all others.
+    """
+    ahead = set(events["key"].drop_nulls())
+    waiting: defaultdict[int, list[tuple[int, int | None]]] = defaultdict(list)
+    order, late = list[int](), list[int]()
+    for row, key, parent in events.iter_rows():
+        if parent in ahead and parent != key:
+            waiting[parent].append((row, key))
+            late.append(row)
+            continue
+        free = [(row, key)]
+        while free:
+            row_now, key_now = free.pop()
+            order.append(row_now)
+            ahead.discard(key_now)
+            free += reversed(waiting.pop(key_now, ()))
+    circles = sorted(row for left in waiting.values() for row, _ in left)
+    return order + circles, late
 
 
 def _session_ids(logs: list[_Log]) -> list[str]:

@@ -321,6 +321,7 @@ def daily(tables: Tables, tz: str, limit: int | None = None) -> Section:
 _KINDS: Final[dict[str, tuple[str, str, bool]]] = {
     "rejected_line": ("line not an event", "lines not events", True),
     "bad_field": ("event damaged", "events damaged", True),
+    "out_of_order": ("event out of order", "events out of order", True),
     "unpaired_end": ("end without a start", "ends without a start", True),
     "count_mismatch": ("total disagrees", "totals disagree", True),
     "open_turn": ("turn cut off", "turns cut off", True),

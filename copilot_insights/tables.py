@@ -430,6 +430,11 @@ def _incidents(
             gone,
             pl.format("the session store has {} calls, the log has {} of them", "stored", "found"),
         ),
+        rows(
+            "out_of_order",
+            events.base.lazy().filter(col("row").is_in(read.moved.implode())),
+            pl.format("{} stood before its parent", "type"),
+        ),
         rows("unknown_type", unknown, pl.format("{} of unknown type {}", "n", "type")),
         rows("tokens_unknown", partly, pl.format("no input tokens are known of {} calls", "n")),
     ]

@@ -344,6 +344,34 @@ def test_real_logs_stand_any_damage(path, harm, where, noise):
     assert_nothing_negative(tables)
 
 
+# --- order ------------------------------------------------------------------------------------
+
+
+@given(st.sampled_from(SMALL), st.randoms(use_true_random=False), st.integers(1, 40))
+def test_the_order_of_lines_is_that_of_parents(path, random, moves):
+    data = path.read_bytes()
+    lines = data.splitlines(keepends=True)
+    for _ in range(moves):
+        lines.insert(random.randrange(len(lines)), lines.pop(random.randrange(len(lines))))
+    tables, right = tables_of(b"".join(lines)), tables_of(data)
+    moved = tables.incidents.filter(kind="out_of_order")
+    assert (moved.height > 0) == (b"".join(lines) != data)
+    for name in ("interactions", "llm_calls", "tool_calls", "usage", "bookings", "subagents"):
+        assert_frame_equal(tables.table(name), right.table(name))
+    names = [name for name in right.sessions.columns if name != "path"]
+    assert_frame_equal(tables.sessions[names], right.sessions[names])
+    rest = tables.incidents.filter(pl.col("kind") != "out_of_order")
+    assert_frame_equal(rest, right.incidents)
+
+
+def test_a_log_that_stands_backwards_is_read_forwards():
+    path = LOGS / "1.0.102" / "sub2" / "events.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    tables, right = tables_of(b"".join(reversed(lines))), load(path)
+    assert_frame_equal(tables.llm_calls, right.llm_calls)
+    assert tables.incidents.filter(kind="out_of_order").height == len(lines) - 1
+
+
 # --- bytes ------------------------------------------------------------------------------------
 
 PIECES = rb"""{"type":" abort" session.shutdown" tool.execution_start" ,"data":{
