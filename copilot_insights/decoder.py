@@ -92,8 +92,11 @@ def read_line(text: bytes) -> Line:
     """What `decode` reads of a line."""
     event, reason, bad = _decode_lenient(text)
     if event is None and (mended := _mend(text)) != text:
+        bare = text.strip(_SPACE).removeprefix(_BOM).strip(_SPACE)  # a BOM is no damage
         text = mended
         event, reason, bad = _decode_lenient(text) if text else (None, "NUL bytes", [])
+        if event is not None and not bad and bare != mended:
+            bad = [f"{_tag(event)}: its line was mended"]
     if event is not None:
         return Line(event, "", bad, text, slice(0, len(text)))
     if piece := _whole_event_of(text):

@@ -189,7 +189,13 @@ def test_a_run_of_nul_bytes_is_one_rejected_line(log, run):
 
 def test_nul_bytes_around_an_event_do_not_lose_it(log):
     lines = good_lines()
-    assert_one_good_call(log(*lines[:3], b"\0" * 99, *lines[3:-1], lines[-1][:-1], b"\0" * 99))
+    tables = log(*lines[:3], b"\0" * 99, *lines[3:-1], lines[-1][:-1], b"\0" * 99)
+    assert_one_good_call(tables)
+    mended = tables.incidents.filter(kind="bad_field")["detail"].to_list()
+    assert mended == [
+        "assistant.message: its line was mended",
+        "assistant.turn_end: its line was mended",
+    ]
 
 
 BROKEN = {
@@ -214,6 +220,8 @@ def test_odd_characters_in_a_string_do_not_lose_its_event(log, broken, field):
     tables = log(*(text.replace(field, field[:-1] + broken + b'"') for text in lines))
     assert_one_good_call(tables)
     assert one(tables.llm_calls)["model"].startswith("m")
+    if field == b'"m"' and b"\xff" in broken:
+        assert "bad_field" in kinds(tables)
 
 
 @pytest.mark.parametrize("end", [b"\r\n", b"\n\n", b"\n \t\r\n\r\n", b" \n"])
@@ -225,6 +233,7 @@ def test_a_byte_order_mark(log):
     tables = log(b"\xef\xbb\xbf", *good_lines())
     assert_one_good_call(tables)
     assert one(tables.sessions)["cli_version"] == "1.0.102"
+    assert "bad_field" not in kinds(tables)
 
 
 def test_empty_files_and_directories_are_no_sessions(tmp_path):
