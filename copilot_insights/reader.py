@@ -311,10 +311,11 @@ def _session_ids(logs: list[_Log]) -> list[str]:
     """The session each log belongs to.
 
     Logs that state the same session are one, unless a stored log has another name and,
-    beside events seen before, some of its own: that is a fork. A stream that states no
-    session (it was cut) is of the one whose events it repeats.
+    beside events seen before, some of its own: that is a fork. Not so if the other has no name
+    of its own either and nothing more: that is an older copy. A stream that states no session
+    (it was cut) is of the one whose events it repeats.
     """
-    owner: dict[str, str] = {}
+    owner: dict[str, _Log] = {}
     ids: list[str] = []
     for log in logs:
         stated, name = log.stated or log.file.name, log.file.name
@@ -322,8 +323,10 @@ def _session_ids(logs: list[_Log]) -> list[str]:
             cut = log.stated is None and log.repeats
             ids.append(ids[log.repeats[0]] if cut else stated)
             continue
-        other = owner.setdefault(stated, name) != name
-        ids.append(name if other and 0 < log.duplicates < log.events else stated)
+        first = owner.setdefault(stated, log)
+        older = first.file.name != stated and log.duplicates >= first.events
+        fork = first.file.name != name and 0 < log.duplicates < log.events and not older
+        ids.append(name if fork else stated)
     return ids
 
 

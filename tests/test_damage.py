@@ -868,6 +868,15 @@ def test_a_session_under_two_roots_counts_once(tmp_path, shorter):
     assert rows(tables.llm_calls, "status", "llm_ms", "turn") == [("ok", 1000, 0)]
 
 
+@pytest.mark.parametrize("order", [["early", "mid", "late"], ["late", "mid", "early"]])
+def test_older_copies_under_any_names_are_the_same_session(tmp_path, order):
+    lines = [*good_lines(), shutdown(9, 1, 50)]
+    for name, size in (("early", 2), ("mid", 4), ("late", 6)):
+        store(tmp_path / name / "events.jsonl", *lines[:size])
+    session = one(read(*(tmp_path / name for name in order)).sessions)
+    assert (session["session_id"], session["events"], session["input_tokens"]) == ("s1", 6, 50)
+
+
 @pytest.mark.parametrize("stated", ["s2", "s1"])
 def test_a_fork_counts_only_what_it_adds(tmp_path, stated):
     lines = good_lines()
