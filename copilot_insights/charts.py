@@ -16,7 +16,7 @@ import polars as pl
 from plotly.graph_objects import Figure
 
 from copilot_insights import breakdowns, reports, units
-from copilot_insights.metrics import Filter
+from copilot_insights.filters import Filter
 from copilot_insights.render import clean
 from copilot_insights.reports import Section
 from copilot_insights.tables import Tables

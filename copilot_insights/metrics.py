@@ -4,13 +4,11 @@ Percentiles are of calls that have a latency, interpolated linearly. Tokens and 
 from `bookings`, so that any group's sum is part of the sessions' totals.
 """
 
-from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import polars as pl
 
-from copilot_insights.schema import AMOUNTS, FAILED, MAIN, PARTS, TABLES
+from copilot_insights.schema import AMOUNTS, FAILED, MAIN, PARTS
 from copilot_insights.spans import total
 from copilot_insights.tables import Tables
 
@@ -20,115 +18,23 @@ WHERE: Final = pl.coalesce("repository", pl.col("cwd").str.extract(r"([^/\\]+)[/
 """Where a session works, in short: its repository, else the last part of its directory."""
 
 
-@dataclass(frozen=True)
-class Filter:
-    """What to look at; empty means everything.
-
-    Times are instants, `until` is exclusive; they choose calls by when they began. session
-    is the beginning of an id; repo, branch and model are parts of names, in any case; agent
-    is the beginning of an agent's id, or part of its name; `main` is the root.
-    """
-
-    since: datetime | None = None
-    until: datetime | None = None
-    session: str | None = None
-    repo: str | None = None
-    branch: str | None = None
-    model: str | None = None
-    agent: str | None = None
-
-    def timed(self) -> bool:
-        """Whether only a part of time is looked at."""
-        return self.since is not None or self.until is not None
-
-
-def select(tables: Tables, chosen: Filter) -> Tables:
-    """The part of the tables that is chosen: rows by time, model and agent, and the
-    sessions (whole) that have any.
-    """
-    if chosen == Filter():
-        return tables
-    sessions = tables.sessions.filter(_all(_session_tests(chosen)))
-    agents = _agents(tables, chosen.agent)
-    frames: dict[str, Any] = {}
-    for name, frame in ((name, tables.table(name)) for name in TABLES if name != "sessions"):
-        rows = frame.filter(_all(_row_tests(name, frame, chosen)))
-        if agents is not None and "agent_id" in frame.columns:
-            rows = rows.join(agents, on=["session_id", "agent_id"], how="semi")
-        frames[name] = rows.join(sessions, on="session_id", how="semi")
-    busy = ["llm_calls", "tool_calls", "interactions"]
-    if chosen.model:  # tools and interactions have no model: their calls decide
-        busy = ["llm_calls"]
-        for name, key in (("tool_calls", "turn"), ("interactions", "interaction")):
-            of = ["session_id", "agent_id", key]
-            frames[name] = frames[name].join(frames["llm_calls"], on=of, how="semi")
-    if chosen.timed() or chosen.model or chosen.agent:
-        ids = pl.concat([frames[name].select("session_id") for name in busy]).unique()
-        sessions = sessions.join(ids, on="session_id", how="semi")
-        frames = {n: f.join(sessions, on="session_id", how="semi") for n, f in frames.items()}
-    return replace(tables, sessions=sessions, **frames)
-
-
-def _all(tests: list[pl.Expr]) -> pl.Expr:
-    return (
-        pl.all_horizontal(test.fill_null(value=False) for test in tests)
-        if tests
-        else pl.lit(value=True)
-    )
-
-
-def _part(column: str, text: str) -> pl.Expr:
-    return pl.col(column).str.to_lowercase().str.contains(text.lower(), literal=True)
-
-
-def _session_tests(chosen: Filter) -> list[pl.Expr]:
-    tests = []
-    if chosen.session:
-        tests.append(pl.col("session_id").str.starts_with(chosen.session))
-    if chosen.repo:
-        tests.append(
-            _part("repository", chosen.repo).fill_null(value=False)
-            | _part("cwd", chosen.repo).fill_null(value=False)
-        )
-    if chosen.branch:
-        tests.append(_part("branch", chosen.branch))
-    return tests
-
-
-def _row_tests(name: str, frame: pl.DataFrame, chosen: Filter) -> list[pl.Expr]:
-    tests = []
-    if chosen.timed():
-        at = pl.col("at") if "at" in frame.columns else pl.col("started_at")
-        if name == "llm_calls":
-            at = pl.coalesce("started_at", "replied_at")
-        # damage has no time: it goes with its session
-        untimed = at.is_null() if name == "incidents" else pl.lit(value=False)
-        if chosen.since:
-            tests.append(untimed | (at >= chosen.since))
-        if chosen.until:
-            tests.append(untimed | (at < chosen.until))
-    if chosen.model and "model" in frame.columns and name != "events":
-        tests.append(_part("model", chosen.model))
-    return tests
-
-
-def _agents(tables: Tables, agent: str | None) -> pl.DataFrame | None:
-    if agent is None:
-        return None
-    if agent == MAIN:
-        return tables.sessions.select("session_id", agent_id=pl.lit(MAIN))
-    begins = pl.col("agent_id").str.starts_with(agent)
-    named = begins | _part("agent_name", agent).fill_null(value=False)
-    return tables.subagents.filter(named).select("session_id", "agent_id")
-
-
 # --- the overview -------------------------------------------------------------------------
 
 
+def loops(tables: Tables) -> pl.DataFrame:
+    """The root agent's interactions, which hold all that went on meanwhile; where only
+    sub-agents are looked at, theirs.
+    """
+    root = tables.interactions.filter(pl.col("agent_id") == MAIN)
+    return root if root.height else tables.interactions
+
+
 def overview(tables: Tables) -> pl.DataFrame:
-    """One row of totals: counts, amounts and times of all that is looked at."""
-    calls, tools, loops = tables.llm_calls, tables.tool_calls, tables.interactions
-    root = loops.filter(pl.col("agent_id") == MAIN)
+    """One row of totals: counts, amounts and times of all that is looked at.
+
+    `reasoned_tokens` are the output tokens of what states how many of them are reasoning.
+    """
+    calls, tools, root = tables.llm_calls, tables.tool_calls, loops(tables)
     # a turn that never got to its call is only in the sessions' own numbers
     whole, turns = tables.sessions, calls.filter(pl.col("evidence") == "turn")
     part = calls.height < whole["llm_calls"].sum()
@@ -152,9 +58,11 @@ def overview(tables: Tables) -> pl.DataFrame:
         "subagents": tables.subagents.height,
     }
     packed = calls.filter(~_CALL)
+    stated = tables.bookings.filter(pl.col("reasoning_tokens").is_not_null())
     return (
         pl.DataFrame([counts])
         .hstack(tables.bookings.select(total(name) for name in AMOUNTS))
+        .hstack(stated.select(reasoned_tokens=total("output_tokens")))
         .hstack(
             packed.select(
                 compaction_input_tokens=total("input_tokens"),
@@ -168,9 +76,8 @@ def overview(tables: Tables) -> pl.DataFrame:
 
 
 def time_parts(tables: Tables) -> pl.DataFrame:
-    """part, ms, share: where the time of the root agent's interactions went."""
-    root = tables.interactions.filter(pl.col("agent_id") == MAIN)
-    sums = root.select(pl.col(part).sum() for part in PARTS).row(0)
+    """part, ms, share: where the time of `loops` went."""
+    sums = loops(tables).select(pl.col(part).sum() for part in PARTS).row(0)
     whole = sum(sums)
     rows = [
         (part.removesuffix("_ms"), ms, ms / whole if whole else None)
@@ -178,6 +85,61 @@ def time_parts(tables: Tables) -> pl.DataFrame:
     ]
     return pl.DataFrame(
         rows, schema={"part": pl.String, "ms": pl.Int64, "share": pl.Float64}, orient="row"
+    )
+
+
+def sessions(tables: Tables) -> pl.DataFrame:
+    """The sessions with `active_ms` and `part`: whether only a part of it is looked at, which
+    is then what is counted, booked and timed; `wall_ms` stays the session's.
+    """
+    status, key = pl.col("status"), "session_id"
+    calls, turn = tables.llm_calls, pl.col("evidence") == "turn"
+    root = loops(tables)
+    counted = [
+        calls.group_by(key).agg(
+            llm_calls=pl.len(),
+            failed_llm_calls=(status == "error").sum(),
+            compactions=(~_CALL).sum(),
+            turns_started=turn.sum(),
+            turns_completed=(turn & pl.col("ended_at").is_not_null()).sum(),
+        ),
+        tables.tool_calls.group_by(key).agg(
+            tool_calls=pl.len(), failed_tool_calls=status.is_in(FAILED).sum()
+        ),
+        tables.subagents.group_by(key).agg(subagents=pl.len()),
+        root.group_by(key).agg(interactions=pl.len(), nudges=(pl.col("kind") == "autopilot").sum()),
+    ]
+    counts = [name for frame in counted for name in frame.columns if name != key]
+    sums = [
+        tables.bookings.group_by(key).agg(total(name) for name in AMOUNTS),
+        calls.filter(~_CALL)
+        .group_by(key)
+        .agg(
+            compaction_input_tokens=total("input_tokens"),
+            compaction_output_tokens=total("output_tokens"),
+        ),
+        root.group_by(key).agg(total(part) for part in PARTS),
+    ]
+    found = tables.sessions.select(key)
+    for frame in (*counted, *sums):
+        found = found.join(frame, on=key, how="left", maintain_order="left")
+    found = found.with_columns(
+        pl.col(counts).fill_null(0).cast(pl.Int64), ai_credits=pl.col("nano_aiu") / 1e9
+    ).drop("nano_aiu")
+    names = [name for name in found.columns if name != key]
+    both = tables.sessions.hstack(found.select(pl.col(names).name.prefix("part_")))
+    whole = ("llm_calls", "tool_calls", "subagents")
+    part = pl.any_horizontal(pl.col(name) != pl.col(f"part_{name}") for name in whole)
+    return (
+        both.with_columns(part=part, active_ms=pl.col("wall_ms") - pl.col("user_ms"))
+        .with_columns(
+            *(pl.when("part").then(f"part_{name}").otherwise(name).alias(name) for name in names),
+            active_ms=pl.when("part")
+            .then(pl.sum_horizontal(f"part_{name}" for name in PARTS))
+            .otherwise("active_ms"),
+            user_ms=pl.when(~pl.col("part")).then("user_ms"),
+        )
+        .select(*tables.sessions.columns, "active_ms", "part")
     )
 
 
@@ -391,10 +353,10 @@ def daily_models(tables: Tables, tz: str) -> pl.DataFrame:
 
 
 def daily_time(tables: Tables, tz: str) -> pl.DataFrame:
-    """A row per day: the parts of the root agent's interactions that began on it."""
-    root = tables.interactions.filter(pl.col("agent_id") == MAIN)
+    """A row per day: the parts of `loops` that began on it."""
     return (
-        root.with_columns(_day(pl.col("started_at"), tz))
+        loops(tables)
+        .with_columns(_day(pl.col("started_at"), tz))
         .group_by("day")
         .agg(total(part) for part in PARTS)
         .sort("day", nulls_last=True)
@@ -402,12 +364,10 @@ def daily_time(tables: Tables, tz: str) -> pl.DataFrame:
 
 
 def session_time(tables: Tables) -> pl.DataFrame:
-    """A row per session: the parts of the root agent's interactions, and their sum
-    `active_ms`; longest first.
-    """
-    root = tables.interactions.filter(pl.col("agent_id") == MAIN)
+    """A row per session: the parts of `loops`, and their sum `active_ms`; longest first."""
     return (
-        root.group_by("session_id")
+        loops(tables)
+        .group_by("session_id")
         .agg(total(part) for part in PARTS)
         .with_columns(active_ms=pl.sum_horizontal(PARTS))
         .sort("active_ms", "session_id", descending=[True, False])
@@ -503,9 +463,9 @@ def notable(tables: Tables) -> pl.DataFrame:
     stuck = tables.incidents.filter(
         pl.col("kind").is_in(["open_turn", "open_tool", "repeated_call"])
     ).select("session_id", stuck=pl.lit(value=True))
-    sessions = tables.sessions
+    found = sessions(tables)
     # 0 credits are free, and no yardstick
-    priced = (sessions["ai_credits"].sum() or 0) > 0
+    priced = (found["ai_credits"].sum() or 0) > 0
     cost = pl.col("ai_credits" if priced else "input_tokens")
     failed = pl.col("failed_llm_calls") + pl.col("failed_tool_calls")
     active = pl.col("active_ms")
@@ -516,8 +476,7 @@ def notable(tables: Tables) -> pl.DataFrame:
         "stuck": pl.col("stuck"),
     }
     return (
-        sessions.with_columns(active_ms=pl.col("wall_ms") - pl.col("user_ms"))
-        .join(stuck.unique(), on="session_id", how="left")
+        found.join(stuck.unique(), on="session_id", how="left")
         .with_columns(flag.fill_null(value=False).alias(name) for name, flag in flags.items())
         .with_columns(reasons=pl.sum_horizontal(pl.col(list(flags)).cast(pl.Int64)))
         .sort("reasons", "started_at", "session_id", descending=[True, True, False],

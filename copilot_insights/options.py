@@ -18,7 +18,7 @@ from copilot_insights.errors import InsightsError
 from copilot_insights.places import exists
 
 if TYPE_CHECKING:
-    from copilot_insights.metrics import Filter
+    from copilot_insights.filters import Filter
     from copilot_insights.reports import Section
     from copilot_insights.tables import Tables, Wanted
 
@@ -118,7 +118,7 @@ def choice(options: Options) -> "tuple[Filter, str]":
         InsightsError: a time, a zone or a format is none.
     """
     from copilot_insights import when  # noqa: PLC0415
-    from copilot_insights.metrics import Filter  # noqa: PLC0415
+    from copilot_insights.filters import Filter  # noqa: PLC0415
 
     _form(options)
     tz = when.zone(options.tz)
@@ -155,7 +155,7 @@ def load_all(options: Options, only: "Collection[str] | Wanted" = ()) -> "Tables
 
 def choose(tables: "Tables", chosen: "Filter", options: Options) -> "Tables":
     """The chosen part; that there is none is noted."""
-    from copilot_insights.metrics import Filter, select  # noqa: PLC0415
+    from copilot_insights.filters import Filter, select  # noqa: PLC0415
 
     picked = select(tables, chosen)
     if not tables.sessions.height:

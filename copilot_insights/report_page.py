@@ -14,7 +14,7 @@ import polars as pl
 
 from copilot_insights import breakdowns, reports, units
 from copilot_insights.charts import CHARTS, ON_DARK, Figure, plotlyjs
-from copilot_insights.metrics import Filter
+from copilot_insights.filters import Filter
 from copilot_insights.page import Remote, asset, document, inert
 from copilot_insights.render import LEFT, cell, clean
 from copilot_insights.reports import Column, Section
@@ -219,7 +219,7 @@ def _much(writer: _Writer, sections: Mapping[str, Section]) -> str:
         ("Tokens in", "input_tokens", units.count,
          _share(o["cache_read_tokens"], o["input_tokens"], "cached")),
         ("Tokens out", "output_tokens", units.count,
-         _share(o["reasoning_tokens"], o["output_tokens"], "reasoning")),
+         _share(o["reasoning_tokens"], o["reasoned_tokens"], "reasoning")),
         ("AI credits", "ai_credits", units.amount,
          f"stated by {units.count(known)} of {units.count(of)} sessions" if known < of else ""),
         ("Tool calls", "tool_calls", units.count, _of(failed, o["tool_calls"], "failed")),

@@ -4,13 +4,14 @@ lines of it that people read; how it looks is `render`'s business.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
+from zoneinfo import ZoneInfo
 
 import polars as pl
 
 from copilot_insights import metrics, units
-from copilot_insights.metrics import Filter
+from copilot_insights.filters import Filter
 from copilot_insights.schema import AMOUNTS, MAIN, PARTS, TABLES
 from copilot_insights.tables import Tables
 
@@ -108,7 +109,9 @@ def overview(tables: Tables, chosen: Filter, tz: str) -> Section:
     n = {name: units.count(value) for name, value in o.items() if not isinstance(value, datetime)}
     calls = f"{n['llm_calls']} in {units.plural(o['interactions'], 'interaction')}"
     cached = _of_it(o["cache_read_tokens"], o["input_tokens"], "cached")
-    reasoning = _of_it(o["reasoning_tokens"], o["output_tokens"], "reasoning")
+    reasoning = _of_it(o["reasoning_tokens"], o["reasoned_tokens"], "reasoning")
+    if reasoning and o["reasoned_tokens"] < o["output_tokens"]:
+        reasoning = f"{reasoning[:-1]} of the {n['reasoned_tokens']} that state it)"
     packed = (
         f"and {n['compaction_input_tokens']} in, {n['compaction_output_tokens']} out "
         f"for {units.plural(o['compactions'], 'compaction')}"
@@ -138,7 +141,7 @@ def overview(tables: Tables, chosen: Filter, tz: str) -> Section:
         ),
     )
     return Section(
-        "overview", _title(chosen), frame, lines=tuple(line for line in lines if line[1])
+        "overview", _title(chosen, tz), frame, lines=tuple(line for line in lines if line[1])
     )
 
 
@@ -159,10 +162,21 @@ def _failed(number: int) -> str:
     return f"{units.count(number)} failed" if number else ""
 
 
-def _title(chosen: Filter) -> str:
+def _title(chosen: Filter, tz: str) -> str:
     names = ("session", "repo", "branch", "model", "agent")
     picked = [f"{n} {getattr(chosen, n)}" for n in names if getattr(chosen, n)]
+    if chosen.until:  # the end of a day is the beginning of the next
+        picked.insert(0, f"until {_edge(chosen.until, timedelta(days=1), tz)}")
+    if chosen.since:
+        picked.insert(0, f"since {_edge(chosen.since, timedelta(), tz)}")
     return _list("Copilot CLI sessions", *picked)
+
+
+def _edge(at: datetime, less: timedelta, tz: str) -> str:
+    """A moment; a midnight as the day that is `less` before it."""
+    here = at.astimezone(ZoneInfo(tz))
+    day = here.time() == datetime.min.time()
+    return (here.date() - less).isoformat() if day else units.moment(at, tz)
 
 
 def _list(*parts: object) -> str:
@@ -209,7 +223,8 @@ def time(tables: Tables, chosen: Filter) -> Section:
         (pl.col("ms") > 0) | pl.col("part").is_in(["llm", "tool"])
     )
     whole = int(frame["ms"].sum())
-    away = 0 if chosen.timed() else int(tables.sessions["user_ms"].sum())
+    part = chosen.timed() or chosen.model or chosen.agent
+    away = 0 if part else int(tables.sessions["user_ms"].sum())
     notes = [
         f"{units.duration(whole)} in interactions",
         away and f"waiting for the user beside that: {units.duration(away)}",
@@ -370,11 +385,11 @@ def quality(tables: Tables) -> Section:
 
 def sessions(tables: Tables) -> Section:
     """One line per session, newest last."""
-    frame = tables.sessions.sort("started_at", nulls_last=False)
-    shown = frame.with_columns(
+    found = metrics.sessions(tables).sort("started_at", nulls_last=False)
+    frame = found.drop("active_ms", "part")
+    shown = found.with_columns(
         id=pl.col("session_id").str.head(8),
         where=metrics.WHERE,
-        active_ms=pl.col("wall_ms") - pl.col("user_ms"),
         end=pl.when(pl.col("ending") == "routine")
         .then(pl.lit(""))
         .otherwise(pl.col("ending").replace({"none": "cut off"})),
@@ -395,7 +410,8 @@ def sessions(tables: Tables) -> Section:
         Column("active_ms", "active", "ms"),
         Column("end", "end", "text", 1),
     )
-    return Section("sessions", "Sessions", frame, columns, shown, limit=40, newest=True)
+    note = "Of each session the part that was chosen." if found["part"].any() else ""
+    return Section("sessions", "Sessions", frame, columns, shown, note=note, limit=40, newest=True)
 
 
 def turns(tables: Tables) -> Section:

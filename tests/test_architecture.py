@@ -38,7 +38,7 @@ accounting
 tables
 cache
 loading
-rows follow redact
+rows follow redact filters
 metrics
 reports
 live compare

@@ -10,6 +10,7 @@ from copilot_insights import breakdowns, charts, load, metrics, reports
 from copilot_insights.charts import CHARTS
 from copilot_insights.commands.chart import CHART_NAMES
 from copilot_insights.compare import MEASURES
+from copilot_insights.filters import Filter
 from copilot_insights.schema import PARTS
 from tests.conftest import CHROMIUM
 from tests.test_waterfall import HOSTILE, ROOT, session_lines
@@ -124,11 +125,14 @@ def test_few_sessions_are_worth_a_look_and_for_a_reason(tables):
         user_ms=pl.lit(0, pl.Int64),
         ai_credits=pl.Series([10.0, *[1.0] * 39]),
         llm_calls=pl.lit(10, pl.Int64),
+        subagents=pl.lit(0, pl.Int64),
         tool_calls=pl.lit(0, pl.Int64),
         failed_tool_calls=pl.lit(0, pl.Int64),
         failed_llm_calls=pl.Series([2, 3, 0, 0] * 10),
     )
-    found = metrics.notable(replace(tables, sessions=sessions))
+    calls = pl.concat([tables.llm_calls.head(1)] * 400).with_columns(session_id=pl.Series(ids * 10))
+    rest = {"tool_calls": tables.tool_calls.clear(), "subagents": tables.subagents.clear()}
+    found = metrics.notable(replace(tables, sessions=sessions, llm_calls=calls, **rest))
     assert found.filter("long")["session_id"].to_list() == ["s39"]
     assert found.filter("costly")["session_id"].to_list() == ["s0"]
     assert set(found.filter("failing")["session_id"]) == set(ids[1::4])
@@ -195,7 +199,7 @@ def test_parts_of_time_have_one_name_everywhere(cli):
         f"time: {name}" for name in names
     }
     assert set(reports.PART_NAMES) == set(PARTS)
-    shown = reports.time(load(SAMPLES), metrics.Filter()).shown
+    shown = reports.time(load(SAMPLES), Filter()).shown
     assert set(shown["label"]) == names
     assert "your answers" in cli("show", f"{SAMPLES}/denied-1.0.102")[1]
 

@@ -12,7 +12,7 @@ import pytest
 
 from copilot_insights import load, metrics
 from copilot_insights.charts import CHARTS
-from copilot_insights.metrics import Filter
+from copilot_insights.filters import Filter
 from copilot_insights.report_page import report_page
 from copilot_insights.schema import TABLES
 from copilot_insights.units import NOTHING

@@ -11,7 +11,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from copilot_insights import load, metrics, reports, when
-from copilot_insights.metrics import Filter, select
+from copilot_insights.filters import Filter, select
 from copilot_insights.schema import AMOUNTS, PARTS, TABLES, TOKENS
 
 SAMPLES = Path(__file__).parent.parent / "sample_logs"
@@ -383,3 +383,57 @@ def test_the_overview_needs_no_more_than_the_columns_it_names(samples, chosen):
     for whole, part in pairs:
         assert (whole.lines, whole.note) == (part.lines, part.note)
         assert_frame_equal(whole.frame, part.frame)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        Filter(agent="explore"),
+        Filter(agent="main"),
+        Filter(model="mock", agent="main"),
+        Filter(since=datetime(2026, 12, 1, 3, 37, 32, tzinfo=UTC)),
+        Filter(until=datetime(2026, 12, 1, 3, 37, 36, tzinfo=UTC)),
+    ],
+    ids=repr,
+)
+def test_of_sessions_only_what_is_chosen_is_counted(samples, chosen):
+    part = select(samples, chosen)
+    sessions, whole = metrics.sessions(part), metrics.overview(part).row(0, named=True)
+    assert sessions["part"].any()
+    for name in ("llm_calls", "failed_llm_calls", "tool_calls", "subagents", *TOKENS, *PARTS):
+        assert sessions[name].sum() == (whole[name] or 0), name
+    active = sessions.filter("part")
+    assert (
+        active["active_ms"].to_list()
+        == active.select(pl.sum_horizontal(PARTS)).to_series().to_list()
+    )
+
+
+def test_whole_sessions_are_what_the_table_says(real):
+    sessions = metrics.sessions(real)
+    assert not sessions["part"].any()
+    assert_frame_equal(sessions.drop("part", "active_ms"), real.sessions)
+
+
+def test_a_report_of_a_sub_agent_is_of_its_own_interactions(samples):
+    part = select(samples, Filter(agent="explore"))
+    overview, runs = metrics.overview(part), part.subagents.height
+    assert overview["interactions"].item() == runs == 5
+    assert metrics.time_parts(part)["ms"].sum() > 0
+
+
+def test_the_share_of_reasoning_is_of_output_that_states_it(samples):
+    overview = reports.report(samples, Filter(), "UTC")[0]
+    said = dict(overview.lines)["tokens"]
+    assert said.endswith("1,282 out (of it 225 reasoning, 23 % of the 968 that state it)")
+
+
+def test_the_title_says_which_time_was_chosen(samples):
+    def title(**when_):
+        return reports.overview(samples, Filter(**when_), "Europe/Berlin").title
+
+    day = datetime(2026, 11, 30, 23, tzinfo=UTC)  # midnight in Berlin
+    assert title(since=day, until=day + timedelta(days=1)).endswith(
+        "since 2026-12-01 · until 2026-12-01"
+    )
+    assert title(until=day + timedelta(hours=1)).endswith("until 2026-12-01 01:00")

@@ -17,7 +17,7 @@ from markdown_it import MarkdownIt
 from rich.cells import cell_len
 
 from copilot_insights import load, loading
-from copilot_insights.metrics import Filter
+from copilot_insights.filters import Filter
 from copilot_insights.render import FORMATS, clean, render
 from copilot_insights.reports import NAMED, Column, Section, table
 from copilot_insights.schema import AT, TABLES

@@ -52,7 +52,8 @@ def _html(
     refuse(options, "html")
     output = options.output or _DEFAULT
     vacant([output], force=options.force)  # said before the work, not after it
-    from copilot_insights import metrics, reports  # noqa: PLC0415
+    from copilot_insights import reports  # noqa: PLC0415
+    from copilot_insights.filters import select  # noqa: PLC0415
     from copilot_insights.rows import COURSE  # noqa: PLC0415
 
     only = reports.USED if waterfalls is None else {*reports.USED, *COURSE}
@@ -66,7 +67,7 @@ def _html(
     links = {}
     if waterfalls is not None:  # of whole sessions, also where the report is of a part
         links = _waterfalls(tables, tz, waterfalls, output, options)
-        tables = metrics.select(tables, chosen)
+        tables = select(tables, chosen)
     page = report_page(tables, chosen, tz, cdn=cdn, links=links)
     data = page.encode(errors="backslashreplace")
     write_file(output, data, force=options.force)
