@@ -172,7 +172,7 @@ class Cache:
         with suppress(*_TROUBLES):
             kept = self._logs()
             files = [LogFile(*row) for row in kept.select("place", "layout", "name").iter_rows()]
-            live = _unchanged(kept, files, store_beside(kept["place"]))
+            live = _unchanged(kept, files, store_beside(kept["place"], []))
             used = {Path(batch).name for batch in live["batch"].unique()}
             for batch in self._here.iterdir():
                 draft = batch.name.startswith(".") and _age(batch) < _DAY

@@ -86,7 +86,8 @@ def load_files(
     files = _side_by_side(files)
     if "events" in wanted or sum(file.size() for file in files) < _WORTH_A_CACHE:
         cache = None
-    store = store_beside(file.path for file in files)
+    problems: list[str] = []
+    store = store_beside((file.path for file in files), problems)
     kept, rest = cache.take(files, wanted, store) if cache else ([], files)
     with _collector_off():
         reader = _Reader(wanted, store, cache)
@@ -95,6 +96,7 @@ def load_files(
     if cache and rest:
         cache.tidy()
     tables = _in_order(parts, files)
+    tables.problems[:0] = problems
     return Part(tables, pl.concat([p.logs for p in parts]), pl.concat([p.keys for p in parts]))
 
 

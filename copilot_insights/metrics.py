@@ -315,14 +315,18 @@ def turns(tables: Tables) -> pl.DataFrame:
 
 
 def quality(tables: Tables) -> pl.DataFrame:
-    """kind, incidents, sessions: what was damaged, cut, unknown or disagrees."""
-    return (
-        tables.incidents.group_by("kind")
-        .agg(
-            incidents=pl.len().cast(pl.Int64),
-            sessions=pl.col("session_id").n_unique().cast(pl.Int64),
-        )
-        .sort("incidents", "kind", descending=[True, False])
+    """kind, incidents, sessions: what was damaged, cut, unknown or disagrees; `unreadable` are
+    the places and logs of which nothing is known.
+    """
+    unread = len(tables.problems)
+    rows = [("unreadable", unread, None)] if unread else []
+    schema = {"kind": pl.String, "incidents": pl.Int64, "sessions": pl.Int64}
+    found = tables.incidents.group_by("kind").agg(
+        incidents=pl.len().cast(pl.Int64),
+        sessions=pl.col("session_id").n_unique().cast(pl.Int64),
+    )
+    return pl.concat([pl.DataFrame(rows, schema, orient="row"), found]).sort(
+        "incidents", "kind", descending=[True, False]
     )
 
 

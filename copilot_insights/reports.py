@@ -334,6 +334,7 @@ def daily(tables: Tables, tz: str, limit: int | None = None) -> Section:
 
 # incident → what one and many are called, and whether `check` minds it
 _KINDS: Final[dict[str, tuple[str, str, bool]]] = {
+    "unreadable": ("unreadable place", "unreadable places", True),
     "rejected_line": ("line not an event", "lines not events", True),
     "bad_field": ("event damaged", "events damaged", True),
     "out_of_order": ("event out of order", "events out of order", True),
@@ -464,8 +465,10 @@ _UNITS: Final = {
 
 
 def check(tables: Tables) -> Section:
-    """Every incident that is a problem, and the unknown types."""
-    found = tables.incidents.filter(pl.col("kind").is_in(list(_KINDS))).join(
+    """Every incident that is a problem, the unknown types, and what can't be read."""
+    unread = [{"kind": "unreadable", "detail": problem} for problem in tables.problems]
+    every = pl.concat([pl.DataFrame(unread, TABLES["incidents"]), tables.incidents])
+    found = every.filter(pl.col("kind").is_in(list(_KINDS))).join(
         tables.sessions.select("session_id", "path"), on="session_id", how="left"
     )
     shown = found.with_columns(

@@ -59,16 +59,16 @@ _QUERY: Final = f"""
 """  # noqa: S608 (our own names)
 
 
-def store_beside(logs: Iterable[str]) -> pl.DataFrame:
+def store_beside(logs: Iterable[str], problems: list[str]) -> pl.DataFrame:
     """Usage from the session stores in whose home the logs lie; empty where there is none.
 
-    The store is opened read-only and never locked. A store that can't be read (another
-    version, damaged) is the same as none: every number that it has is a second source.
+    The store is opened read-only and never locked. One that can't be read is one of
+    `problems`, and the same as none: every number that it has is a second source.
     """
     homes = {os.path.dirname(os.path.abspath(log)) for log in logs}  # noqa: PTH100, PTH120 (many)
     places = {os.path.join(home, up, _STORE) for home in homes for up in ("..", "../..")}  # noqa: PTH118
     stores = sorted({Path(place).resolve() for place in places if os.path.isfile(place)})  # noqa: PTH113
-    rows = [(*row, number) for number, store in enumerate(stores) for row in _rows(store)]
+    rows = [(*row, number) for number, store in enumerate(stores) for row in _rows(store, problems)]
     frame = pl.DataFrame(rows, {**_STORE_SCHEMA, "store": pl.Int64}, orient="row", strict=False)
     if len(stores) > 1:  # the same store in two places: of a session the one that knows most
         known = frame.group_by("session_id", "store").len().sort("len", "store")
@@ -77,12 +77,14 @@ def store_beside(logs: Iterable[str]) -> pl.DataFrame:
     return frame.drop("store")
 
 
-def _rows(store: Path) -> list[tuple[object, ...]]:
+def _rows(store: Path, problems: list[str]) -> list[tuple[object, ...]]:
     # without a write-ahead log nothing is pending: then not even a lock file is touched
     still = "" if store.with_name(f"{_STORE}-wal").exists() else "&immutable=1"
     try:
         with closing(sqlite3.connect(f"{store.as_uri()}?mode=ro{still}", uri=True)) as connection:
             connection.text_factory = lambda text: text.decode(errors="replace")
             return connection.execute(_QUERY, (MAIN,)).fetchall()
-    except sqlite3.Error:
+    except sqlite3.Error as error:
+        if not str(error).startswith("no such "):  # a version that keeps no usage
+            problems.append(f"cannot read {store}: {error}")
         return []

@@ -275,6 +275,13 @@ def test_a_log_that_cannot_be_read_is_a_note_beside_the_others(cli, tmp_path, mo
     assert (code, [row["session_id"] for row in json.loads(out)]) == (0, ["good"])
     assert "bad.jsonl" in one_line(err)
     assert "Permission denied" in one_line(err)
+    assert "1 unreadable place" in cli("report", tmp_path)[1]
+    code, out, _ = cli("check", tmp_path)
+    assert (code, out.split(" in ")[0]) == (3, "1 problem")
+    found = json.loads(cli("check", tmp_path, "--json")[1])
+    assert [(row["kind"], row["detail"].split(": ")[-1]) for row in found] == [
+        ("unreadable", "Permission denied")
+    ]
     code, out, err = cli("sessions", tmp_path / "bad.jsonl")
     assert (code, out) == (1, "")
     assert "Permission denied" in one_line(err)

@@ -50,7 +50,10 @@ def test_a_usage_record_goes_before_the_store(tmp_path):
 def test_a_store_that_cannot_be_read_is_none(tmp_path, damage):
     log = home(tmp_path, "tools", keep=without_records)
     (tmp_path / "home" / "session-store.db").write_bytes(damage)
-    assert load([log]).sessions["input_tokens"].to_list() == [None]
+    tables = load([log])
+    assert tables.sessions["input_tokens"].to_list() == [None]
+    # an empty one is a store without tables
+    assert [text[:12] for text in tables.problems] == (["cannot read "] if damage else [])
 
 
 @pytest.mark.parametrize("value", ["'abc'", "x'ff00'", "-1000", "9e999", "4611686018427387904"])
