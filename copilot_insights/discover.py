@@ -9,6 +9,7 @@ directories within a session hold copies (`rewind-snapshots/`).
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from errno import EBADF
 from functools import cache
 from glob import glob, has_magic
 from pathlib import Path
@@ -59,6 +60,8 @@ class LogFile(NamedTuple):
 
 @cache
 def _stdin() -> bytes:
+    if sys.stdin is None:
+        raise OSError(EBADF, "it is closed")
     return sys.stdin.buffer.read()
 
 

@@ -72,7 +72,7 @@ def load(
     kept = Cache(Path(cache)) if cache else None
     tables = load_files(found.files, wanted, progress, kept).tables
     if tables.problems and not tables.sessions.height:
-        raise InsightsError(tables.problems[0], "Check its permissions.")
+        raise InsightsError(tables.problems[0], "Check that it can be read.")
     return replace(tables, problems=[*found.problems, *tables.problems])
 
 

@@ -166,12 +166,17 @@ def choose(tables: "Tables", chosen: "Filter", options: Options) -> "Tables":
 
 
 def some_event(tables: "Tables", options: Options) -> None:
-    """Raises InsightsError where what was read is no session log at all."""
-    if tables.sessions.height and not tables.sessions["events"].sum():
+    """Raises InsightsError where what was read is no session log at all: no line is an event,
+    or all are of types that nobody knows and at no time (telemetry of the CLI).
+    """
+    known = tables.sessions.select("started_at", "interactions", "llm_calls", "tool_calls")
+    counts = tables.sessions.select("events", "rejected_lines").sum().row(0)
+    some = known["started_at"].count() or known.drop("started_at").sum().row(0) != (0, 0, 0)
+    typed = counts[0] and not (tables.incidents["kind"] == "unknown_type").any()
+    if sum(counts) and not some and not typed:
         where = ", ".join(options.paths or ["any log"])
-        lines = int(tables.sessions["rejected_lines"].sum())
         raise InsightsError(
-            f"no event in {where}: none of {lines} lines is one", "Is that a session log?"
+            f"no event in {where}: none of {sum(counts)} lines is one", "Is that a session log?"
         )
 
 

@@ -1,5 +1,6 @@
 """What people write for a time, and the time zone of this machine."""
 
+import os
 import re
 from datetime import UTC, date, datetime, timedelta
 from typing import Final
@@ -9,18 +10,28 @@ from tzlocal import get_localzone_name
 
 from copilot_insights.errors import InsightsError
 
+_FIXED: Final = re.compile(r"[A-Za-z]{3,}([+-]?)(\d{1,2})")  # of POSIX, west is +
 _AGO: Final = re.compile(r"(\d{1,5})([mhdw])")
 _UNITS: Final = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def zone(name: str | None) -> str:
     """A time zone's IANA name; this machine's for None. Raises InsightsError."""
-    name = name or get_localzone_name() or "UTC"
     try:
-        return ZoneInfo(name).key
+        if name:
+            return ZoneInfo(name).key
+        given = os.environ.get("TZ", "").removeprefix(":")
+        # where it doesn't know the name, tzlocal goes on to the zone of the machine
+        if not given or os.path.isabs(given):  # noqa: PTH117 (also of a text that is no path)
+            return get_localzone_name() or "UTC"
+        name = f"{given} ($TZ)"
+        fixed = _FIXED.fullmatch(given)
+        return ZoneInfo(f"Etc/GMT{fixed[1] or '+'}{int(fixed[2])}" if fixed else given).key
     except (KeyError, OSError, ValueError):
         raise InsightsError(
-            f"no time zone {name}", "Use a name like Europe/Berlin or UTC.", exit_code=2
+            f"no time zone {name or 'of this machine'}",
+            "Use --tz with a name like Europe/Berlin or UTC.",
+            exit_code=2,
         ) from None
 
 

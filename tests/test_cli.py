@@ -306,6 +306,13 @@ def test_a_path_without_a_command_means_report():
     assert plain.stderr == b""
 
 
+def test_standard_input_that_is_closed_is_said():
+    command = f"exec {sys.executable} -m copilot_insights.cli report - <&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert "cannot read -: it is closed" in one_line(done.stderr.decode())
+
+
 def test_a_dash_is_standard_input():
     log = Path(SAMPLES, "tools-1.0.102", "events.jsonl").read_bytes()
     done = process("sessions", "-", "--json", input=log)
@@ -471,6 +478,31 @@ def test_days_are_of_the_zone_asked_for(cli, two):
     for zone, days in (("UTC", ["01", "05"]), ("Asia/Tokyo", ["01", "06"])):
         rows = json.loads(cli("daily", two, "--json", "--tz", zone)[1])
         assert [row["day"][-2:] for row in rows] == days
+
+
+@pytest.mark.parametrize(
+    ("machine", "told"),
+    [("EST5EDT", "EST5EDT"), ("UTC-3", "Etc/GMT-3"), ("EST5", "Etc/GMT+5"), (":Asia/Tokyo",) * 2],
+)
+def test_the_zone_of_this_machine_is_also_one_of_posix(cli, monkeypatch, machine, told):
+    monkeypatch.setenv("TZ", machine)
+    assert cli("daily", SAMPLES)[1].startswith(f"By day ({told.removeprefix(':')})\n")
+
+
+@pytest.mark.parametrize("machine", ["CET-1CEST", "Foo/Bar", "X9999"])
+def test_a_zone_of_this_machine_that_is_none_is_said(cli, monkeypatch, machine):
+    monkeypatch.setenv("TZ", machine)
+    code, out, err = cli("daily", SAMPLES)
+    assert (code, out) == (2, "")
+    assert f"no time zone {machine} ($TZ). Use --tz" in one_line(err)
+
+
+def test_telemetry_is_no_log(cli, tmp_path):
+    log = tmp_path / "otel.jsonl"
+    log.write_text('{"type":"span","name":"chat"}\n{"type":"metric"}\n')
+    code, out, err = cli("report", log)
+    assert (code, out) == (1, "")
+    assert "none of 2 lines is one" in one_line(err)
 
 
 def test_a_directory_of_windows_is_short_in_lists(cli, tmp_path):
