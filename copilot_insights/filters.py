@@ -89,8 +89,9 @@ def _row_tests(name: str, frame: pl.DataFrame, chosen: Filter) -> list[pl.Expr]:
     tests = []
     if chosen.timed():
         at = pl.col("at") if "at" in frame.columns else pl.col("started_at")
-        if name == "llm_calls":
-            at = pl.coalesce("started_at", "replied_at")
+        # what lost its start is of the time of its end
+        if name in {"llm_calls", "tool_calls"}:
+            at = pl.coalesce("started_at", "replied_at" if name == "llm_calls" else "ended_at")
         # damage has no time: it goes with its session
         untimed = at.is_null() if name == "incidents" else pl.lit(value=False)
         if chosen.since:

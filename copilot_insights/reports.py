@@ -297,9 +297,11 @@ def tools(tables: Tables, limit: int | None = None) -> Section:
 
 def agents(tables: Tables) -> Section:
     """What sub-agents did and cost."""
+    frame = metrics.agents(tables)
+    several = frame["agent_name"].is_duplicated().any()  # of one kind, with several models
     columns = (
         Column("agent_name", "sub-agent"),
-        Column("model", "model", "text", 3),
+        Column("model", "model", "text", 0 if several else 3),
         Column("runs", "runs", "count"),
         Column("failed", "failed", "count", 2),
         Column("unfinished", "cut off", "count", 4),
@@ -310,7 +312,7 @@ def agents(tables: Tables) -> Section:
         Column("max_ms", "max", "ms", 4),
         Column("total_ms", "total", "ms"),
     )
-    return Section("agents", "Sub-agents", metrics.agents(tables), columns)
+    return Section("agents", "Sub-agents", frame, columns)
 
 
 def daily(tables: Tables, tz: str, limit: int | None = None) -> Section:

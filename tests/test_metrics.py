@@ -437,3 +437,16 @@ def test_the_title_says_which_time_was_chosen(samples):
         "since 2026-12-01 · until 2026-12-01"
     )
     assert title(until=day + timedelta(hours=1)).endswith("until 2026-12-01 01:00")
+
+
+def test_a_completion_without_its_start_is_of_its_own_time(log):
+    done = tool(2, 3, "a")[1]
+    tables = log(start(), user(1), *turn(1), done)
+    moment = datetime(2026, 3, 1, 10, 0, 4, tzinfo=UTC)
+    assert select(tables, Filter(since=moment)).tool_calls.height == 1
+    assert select(tables, Filter(until=moment)).tool_calls.height == 0
+
+
+def test_sub_agents_of_one_kind_with_several_models_can_be_told_apart(samples):
+    columns = {column.of: column.rank for column in reports.agents(samples).columns}
+    assert columns["model"] == 0
