@@ -76,6 +76,10 @@ def decode(data: bytes) -> Decoded:
         number += 1
 
 
+MENDED: Final = "bytes that no text has, mended"
+"""What is missing of a line that had them, if nothing else."""
+
+
 class Line(NamedTuple):
     """What is read of a line: its event, or the reason why there is none; what of it is missing;
     and where it stands in the line's text, which is JSON as far as it can be mended.
@@ -92,11 +96,11 @@ def read_line(text: bytes) -> Line:
     """What `decode` reads of a line."""
     event, reason, bad = _decode_lenient(text)
     if event is None and (mended := _mend(text)) != text:
-        bare = text.strip(_SPACE).removeprefix(_BOM).strip(_SPACE)  # a BOM is no damage
+        damaged = _as_text(text) != _bare(text)
         text = mended
         event, reason, bad = _decode_lenient(text) if text else (None, "NUL bytes", [])
-        if event is not None and not bad and bare != mended:
-            bad = [f"{_tag(event)}: its line was mended"]
+        if event is not None and damaged:
+            bad = [*bad, f"{_tag(event)}: {MENDED}"]
     if event is not None:
         return Line(event, "", bad, text, slice(0, len(text)))
     if piece := _whole_event_of(text):
@@ -213,12 +217,21 @@ def _mend(raw: bytes) -> bytes:
     """The line without what makes good JSON bad: NULs, BOM, broken UTF-8, lone surrogates
     and control characters, no numbers, and anything nested deeper than a log ever is.
     """
-    raw = raw.strip(_SPACE + b"\0").removeprefix(_BOM).strip(_SPACE + b"\0")
-    raw = raw.translate(_CONTROL).decode("utf-8", "replace").encode()
+    raw = _as_text(raw)
     if b"\\u" in raw:
         raw = _ESCAPE.sub(_paired, raw)
     raw = _NO_NUMBER.sub(lambda m: m[1] or b'"no number"', raw)
     return _flatten(raw) if raw.count(b"[") + raw.count(b"{") > _DEPTH else raw
+
+
+def _bare(raw: bytes) -> bytes:
+    return raw.strip(_SPACE).removeprefix(_BOM).strip(_SPACE)
+
+
+def _as_text(raw: bytes) -> bytes:
+    """The line without bytes that no text has."""
+    raw = raw.strip(_SPACE + b"\0").removeprefix(_BOM).strip(_SPACE + b"\0")
+    return raw.translate(_CONTROL).decode("utf-8", "replace").encode()
 
 
 def _paired(found: re.Match[bytes]) -> bytes:

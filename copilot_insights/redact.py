@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, get_args
 import msgspec
 from msgspec import Struct
 
-from copilot_insights.decoder import read_line
+from copilot_insights.decoder import MENDED, read_line
 from copilot_insights.discover import LOG, STDIN, LogFile
 from copilot_insights.errors import InsightsError
 from copilot_insights.schema import CATEGORY, EVENTS, MAIN
@@ -269,6 +269,13 @@ class _Place(NamedTuple):
     keys: str = ""
 
 
+def _damaged(new: bytes, body: bytes) -> bytes:
+    """The mended line with bytes in it that no text has, as before."""
+    if len(new) == len(body):
+        return bytes(was if was < 32 else now for was, now in zip(body, new, strict=True))
+    return new.ljust(max(len(body), len(new) + 1), b"\0")
+
+
 class Redactor:
     """Redacts the lines of any number of logs into one copy. `shift` is added to all times."""
 
@@ -285,7 +292,7 @@ class Redactor:
         body = raw.removesuffix(b"\n")
         if not body.strip(_NOTHING):
             return raw
-        _, reason, _, text, place = read_line(body)
+        _, reason, bad, text, place = read_line(body)
         if place:
             head, tail = text[: place.start], text[place.stop :]
             new = b"x" * len(head) + self._event(text[place]) + b"x" * len(tail)
@@ -295,6 +302,8 @@ class Redactor:
             new = b"x" * len(body)
         else:  # of an unknown shape
             new = self._tokens(text, _Place(unknown=True, free=True))
+        if any(said.endswith(MENDED) for said in bad):
+            new = _damaged(new, body)
         # what was mended away was as good as space
         return new.ljust(len(body)) + raw[len(body) :]
 

@@ -193,8 +193,8 @@ def test_nul_bytes_around_an_event_do_not_lose_it(log):
     assert_one_good_call(tables)
     mended = tables.incidents.filter(kind="bad_field")["detail"].to_list()
     assert mended == [
-        "assistant.message: its line was mended",
-        "assistant.turn_end: its line was mended",
+        "assistant.message: bytes that no text has, mended",
+        "assistant.turn_end: bytes that no text has, mended",
     ]
 
 

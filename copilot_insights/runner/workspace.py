@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,9 @@ def work_context(cwd: Path) -> dict[str, str]:
         head = place / ".git" / "HEAD"
         if head.is_file():
             context["gitRoot"] = str(place)
-            reference = head.read_text(encoding="utf-8", errors="replace").strip()
+            reference = ""
+            with suppress(OSError):  # no reason to refuse the session
+                reference = head.read_text(encoding="utf-8", errors="replace").strip()
             if reference.startswith("ref: refs/heads/"):
                 context["branch"] = reference.removeprefix("ref: refs/heads/")
             break
