@@ -379,10 +379,8 @@ def _begins(base: pl.DataFrame) -> pl.Series:
     that ends still writes.
     """
     first = (pl.col("seq") == 0) | pl.col("type").is_in(_BEGIN)
-    last = pl.all_horizontal(
-        pl.col("type").shift(1) == "session.shutdown",
-        pl.col("log") == pl.col("log").shift(1),
-        pl.col("session") == pl.col("session").shift(1),
+    last = (pl.col("type").shift(1) == "session.shutdown") & (
+        pl.col("log") == pl.col("log").shift(1)
     )
     begins = base.select(first.alias("begins"), behind=~first & last.fill_null(value=False))
     behind = base.filter(begins["behind"] & (base["type"] != "session.shutdown"))
