@@ -97,25 +97,25 @@ def totals(events: Events, turns: pl.LazyFrame, calls: pl.LazyFrame) -> pl.LazyF
     the last total in the log, whichever version wrote it, and a log can hold both. Decided
     from the numbers: a total of as many requests as the last one and the calls answered
     since goes on (then `last_row` is what it goes on from and it adds the difference); one
-    of just those calls, or one that falls, is a restart; so is one whose process has traces
-    of calls that were lost, if the log's totals fell before or its output tokens are not the
-    last ones and those of the calls. Processes that crashed are part of
-    a total when the numbers say so. From 1.0.75 a compaction, from 1.0.79 a rewind too, takes
-    the running total back to what its process began with: so a total of n requests is about
-    the last n calls, and of earlier ones nothing is known. From 1.0.102 a total can also go
-    on from the calls that its process read in the log.
+    of just those calls, or one that falls, is a restart; so is one whose process lost lines, if
+    its output tokens are not the last ones and those of the calls. Processes that crashed are
+    part of a total when the numbers say so. From 1.0.75 a compaction, from 1.0.79 a rewind too,
+    takes the running total back to what its process began with: so a total of n requests is
+    about the last n calls, and of earlier ones nothing is known. From 1.0.102 a total can also
+    go on from the calls that its process read in the log.
     """
     made = collect(answered(calls))
     counted = made.select("session", "process", "number", "place", out="output_tokens").sort(
         "place"
     )
-    lost = pl.concat(
-        [
-            calls.filter((pl.col("evidence") != "compaction") & (pl.col("status") != "ok")),
-            turns.filter(pl.col("row").is_null()),
-        ],
-        how="diagonal_relaxed",
-    )
+    # traces of calls that were lost: not of those that failed, which say why
+    silent = (pl.col("status") != "ok") & pl.col("failed").is_null() & pl.col("aborted").is_null()
+    traces = [
+        calls.filter(silent & (pl.col("evidence") == "turn")),
+        turns.filter(pl.col("row").is_null()),
+        events.base.lazy().filter("gap"),
+    ]
+    lost = pl.concat([trace.select("session", "process") for trace in traces])
     # what a CLI read in the log when it began: beside another CLI that is not all before its own
     found = made.select(
         "session",
@@ -174,18 +174,14 @@ def totals(events: Events, turns: pl.LazyFrame, calls: pl.LazyFrame) -> pl.LazyF
         )
         .join(began, on=["session", "process"], how="left", maintain_order="left")
         .join(
-            lost.group_by("session", "process").agg(lost=pl.len()),
+            lost.unique().with_columns(lost=pl.lit(value=True)),
             on=["session", "process"],
             how="left",
             maintain_order="left",
         )
-        .with_columns(pl.col("upto", "said", "unsaid", "lost").fill_null(0))
+        .with_columns(pl.col("upto", "said", "unsaid").fill_null(0))
         .with_columns(pl.col(kept).shift(1).over("session").name.prefix("last_"))
         .with_columns(pl.col(f"last_{name}").fill_null(0) for name in kept[:-3] if name != "row")
-        .with_columns(
-            falls=(pl.col("requests") < pl.col("last_requests"))
-            | (pl.col("tokens") < pl.col("last_tokens"))
-        )
     )
     lately = pl.col("upto") - pl.col("last_upto")
     own = (pl.col("upto") - pl.col("first") + 1).clip(lower_bound=0).fill_null(0)
@@ -199,17 +195,13 @@ def totals(events: Events, turns: pl.LazyFrame, calls: pl.LazyFrame) -> pl.LazyF
     differs = (pl.col("unsaid") == pl.col("last_unsaid")) & (
         pl.col("out") != pl.col("last_out") + more
     )
-    fell = pl.col("falls").cum_max().over("session")
-    # a restarting total of a process that lost lines may look like one that goes on
-    lossy = (
-        pl.col("requests").is_between(own, own + pl.col("lost"))
-        & (pl.col("lost") > 0)
-        & (fell | differs)
-    )
+    # a restarting total of a process that lost calls may have the number of one that goes on
+    lossy = pl.col("lost").is_not_null() & (pl.col("requests") >= own) & differs
+    falls = (pl.col("requests") < last) | (pl.col("tokens") < pl.col("last_tokens"))
     checkpoint = pl.col("type") == "session.usage_checkpoint"
     restart = off(lately, own)
     read = (off(pl.col("before") + own) < pl.min_horizontal(go_on, restart)) & ~checkpoint
-    goes_on = (checkpoint | ((go_on <= restart) & ~lossy)) & ~pl.col("falls") & ~read
+    goes_on = (checkpoint | ((go_on <= restart) & ~lossy)) & ~falls & ~read
     base = pl.when("goes_on").then(last).when("read").then("before").otherwise(0)
     seen = seen.with_columns(goes_on=goes_on, read=read, lately=lately).with_columns(
         more=pl.col("requests") - base

@@ -4,6 +4,8 @@ The same event seen twice (by id) counts once, and stands behind its parent, wha
 its lines were put in. Always: events + rejected lines + duplicate events = non-empty lines.
 """
 
+import re
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
@@ -12,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import polars as pl
 
+from copilot_insights import chain
 from copilot_insights.columns import columns, payload
 from copilot_insights.decoder import Decoded, Rejected, decode
 from copilot_insights.discover import LogFile
@@ -84,6 +87,7 @@ class Read(NamedTuple):
     problems: list[str]
 
 
+_UNCHAINED: Final = re.compile(r"0\..*|1\.0\.(?:\d|10)(?:\D.*)?")
 _LAYOUTS: Final = ("directory", "flat", "stdout")
 _START: Final = EVENTS["session.start"]
 _CHUNK: Final = 16_384
@@ -101,6 +105,7 @@ class _Log(NamedTuple):
     rejected: list[Rejected]
     stated: str | None
     started: str
+    version: str
     start: Event | None
     duplicates: int = 0
     repeats: tuple[int, ...] = ()
@@ -110,6 +115,12 @@ class _Log(NamedTuple):
         stdout copy, the original before its fork.
         """
         return _LAYOUTS.index(self.file.layout), self.stated != self.file.name, self.started
+
+    def chained(self) -> bool:
+        """Whether each event's parent is one of the log: not in a stream, and up to CLI 1.0.10
+        a third of the parents were never written.
+        """
+        return self.file.layout != "stdout" and not _UNCHAINED.fullmatch(self.version)
 
 
 def read(files: Sequence[LogFile], *, full: bool = False) -> Read:
@@ -130,18 +141,24 @@ def read(files: Sequence[LogFile], *, full: bool = False) -> Read:
     base, payloads = chunks.frames()
     if _overlap(base, logs):
         base, payloads, logs = _drop_seen(base, payloads, logs)
-    base, payloads, moved = _in_order(base, payloads)
     ids = _session_ids(logs)
+    names = list(dict.fromkeys(ids))
+    codes = {name: code for code, name in enumerate(names)}
+    of = pl.Series("session", [codes[i] for i in ids], dtype=pl.UInt32)
+    base = base.with_columns(of.gather(base["log"]))
+    order, moved = chain.in_order(base)
+    if order:
+        base, payloads = _renumbered(base[order], payloads)
     rejected = [
         (session, log.file.path, *line)
         for session, log in zip(ids, logs, strict=True)
         for line in log.rejected
     ]
     return Read(
-        Events(_place(base, payloads, ids, logs), payloads),
+        Events(_place(base, payloads, names, logs), payloads),
         _files(logs, ids),
         pl.DataFrame(rejected, schema=_REJECTED, orient="row"),
-        moved,
+        pl.Series(moved, dtype=pl.UInt32),
         problems,
     )
 
@@ -149,13 +166,15 @@ def read(files: Sequence[LogFile], *, full: bool = False) -> Read:
 def _log(file: LogFile, data: bytes, decoded: Decoded) -> _Log:
     events = decoded.events
     start = next((e for e in events if type(e) is _START), None)
-    if start and (said := start.data).sessionId:  # type: ignore[attr-defined]
+    said: Any = start.data if start else None  # type: ignore[attr-defined]
+    if start and said.sessionId:
         stated, started = said.sessionId, said.startTime or start.timestamp or "~"
     else:
         last = next((e for e in reversed(events) if isinstance(e, StreamResult)), None)
         stated, started = last.session_id if last else None, "~"
-    whole = data.endswith(b"\n")
-    return _Log(file, len(data), whole, len(events), decoded.rejected, stated, started, start)
+    version = (said.copilotVersion if said else None) or ""
+    whole, lines = data.endswith(b"\n"), len(events)
+    return _Log(file, len(data), whole, lines, decoded.rejected, stated, started, version, start)
 
 
 class _Chunks:
@@ -183,6 +202,7 @@ class _Chunks:
         base = base.with_columns(
             pl.Series("log", logs, pl.UInt32),
             _bad_fields(base, [d for _, d in self._pending]),
+            _behind_rejected(base, [d for _, d in self._pending]),
         )
         if self._full:
             lines = [line for _, d in self._pending for line in d.lines]
@@ -217,6 +237,18 @@ def _bad_fields(base: pl.DataFrame, decoded: list[Decoded]) -> pl.Series:
         named[row].append(f"{base['type'][row]}: timestamp")
     texts = pl.Series("bad_fields", [None], dtype=pl.String).new_from_index(0, base.height)
     return texts.scatter(list(named), ["; ".join(names) for names in named.values()])
+
+
+def _behind_rejected(base: pl.DataFrame, decoded: list[Decoded]) -> pl.Series:
+    """Whether the lines just before an event were rejected."""
+    behind = list[int]()
+    first = 0
+    for one in decoded:
+        found = {bisect(one.lines, line) for line, _, _ in one.rejected}
+        behind += [first + index for index in found if index < len(one.events)]
+        first += len(one.events)
+    no = pl.Series("behind_rejected", [False], dtype=pl.Boolean).new_from_index(0, base.height)
+    return no.scatter(behind, values=True)
 
 
 def _overlap(base: pl.DataFrame, logs: list[_Log]) -> bool:
@@ -260,53 +292,6 @@ def _renumbered(
     return base.with_columns(row=pl.int_range(pl.len(), dtype=pl.UInt32)), payloads
 
 
-def _in_order(
-    base: pl.DataFrame, payloads: dict[str, pl.DataFrame]
-) -> tuple[pl.DataFrame, dict[str, pl.DataFrame], pl.Series]:
-    """Each event behind its parent, which is what its CLI wrote before it; and the rows of
-    those that were not. Damaged logs only: else the order of the file is that of writing.
-    """
-    odd = base.filter(pl.col("parent").ne_missing(pl.col("key").shift(1)))
-    early = odd.join(
-        base.select("log", "key", behind="row"),
-        left_on=["log", "parent"],
-        right_on=["log", "key"],
-    ).filter(pl.col("behind") > pl.col("row"))
-    order, moved = list(range(base.height)), list[int]()
-    for log in early["log"].unique():
-        events = base.filter(pl.col("log") == log).select("row", "key", "parent")
-        rows = events["row"].to_list()
-        found, late = _behind_parents(events)
-        order[rows[0] : rows[-1] + 1] = found
-        moved += late
-    if moved:
-        base, payloads = _renumbered(base[order], payloads)
-    now = dict(zip(order, range(len(order)), strict=True)) if moved else {}
-    return base, payloads, pl.Series([now[row] for row in moved], dtype=pl.UInt32)
-
-
-def _behind_parents(events: pl.DataFrame) -> tuple[list[int], list[int]]:
-    """Rows in the order of parents, otherwise as they stand; and those that had to wait. The
-    events of a circle stay behind all others.
-    """
-    ahead = set(events["key"].drop_nulls())
-    waiting: defaultdict[int, list[tuple[int, int | None]]] = defaultdict(list)
-    order, late = list[int](), list[int]()
-    for row, key, parent in events.iter_rows():
-        if parent in ahead and parent != key:
-            waiting[parent].append((row, key))
-            late.append(row)
-            continue
-        free = [(row, key)]
-        while free:
-            row_now, key_now = free.pop()
-            order.append(row_now)
-            ahead.discard(key_now)
-            free += reversed(waiting.pop(key_now, ()))
-    circles = sorted(row for left in waiting.values() for row, _ in left)
-    return order + circles, late
-
-
 def _session_ids(logs: list[_Log]) -> list[str]:
     """The session each log belongs to.
 
@@ -331,12 +316,11 @@ def _session_ids(logs: list[_Log]) -> list[str]:
 
 
 def _place(
-    base: pl.DataFrame, payloads: dict[str, pl.DataFrame], ids: list[str], logs: list[_Log]
+    base: pl.DataFrame, payloads: dict[str, pl.DataFrame], names: list[str], logs: list[_Log]
 ) -> pl.DataFrame:
-    """Says of each event which session, agent and process it is of."""
-    names = list(dict.fromkeys(ids))
-    codes = {name: code for code, name in enumerate(names)}
-    session = pl.Series([codes[i] for i in ids], dtype=pl.UInt32).gather(base["log"])
+    """Says of each event which session, agent and process it is of, and what was lost before
+    it; `names` has the id of each session.
+    """
     shares = pl.Series([log.duplicates > 0 for log in logs], dtype=pl.Boolean)
     # a log may say "main" where it usually says nothing
     own = pl.when(~pl.col("agent_id").is_in(["", MAIN])).then("agent_id")
@@ -349,91 +333,25 @@ def _place(
     ]
     empty = pl.DataFrame(schema={"row": pl.UInt32, "child": pl.String})
     children = pl.concat([empty, *child]).drop_nulls()
-    base = base.with_columns(agent_id=own, session=session, shares=shares.gather(base["log"]))
+    base = base.with_columns(agent_id=own, shares=shares.gather(base["log"]))
     base = base.join(children, on="row", how="left", maintain_order="left")
     base = base.with_columns(agent_id=pl.coalesce("agent_id", "child"))
     seq = pl.int_range(pl.len(), dtype=pl.Int64).over("session")
     base = base.with_columns(seq=seq)
-    base = base.with_columns(begins=_begins(base)).with_columns(
+    base = base.with_columns(begins=chain.begins(base)).with_columns(
         process=pl.col("begins").cum_sum().over("session").cast(pl.Int64) - 1
     )
-    base = base.join(_side_by_side(base), on="row", how="left", maintain_order="left")
+    base = base.join(chain.side_by_side(base), on="row", how="left", maintain_order="left")
+    chained = pl.Series([log.chained() for log in logs], dtype=pl.Boolean)
+    base = base.with_columns(chain.gaps(base, chained.gather(base["log"])))
     agent = pl.col("agent_id").cast(pl.Categorical).to_physical().cast(pl.Int64) + 1
     root = pl.when(pl.col("agent_id").is_null()).then("writer").fill_null(0)
     return base.with_columns(
         pl.col("agent_id").fill_null(MAIN),
-        session_id=pl.Series(names, dtype=pl.String).gather(session),
+        session_id=pl.Series(names, dtype=pl.String).gather(base["session"]),
         process=pl.coalesce("writer", "process"),
         agent=pl.col("session").cast(pl.Int64) * 2**44 + pl.coalesce(agent, root * 2**32),
     ).drop("child", "log", "parent", "begins", "writer")
-
-
-_BEGIN: Final = ("session.start", "session.resume")
-_FIRST: Final = ("session.model_change", "system.message", "user.message", "assistant.turn_start")
-
-
-def _begins(base: pl.DataFrame) -> pl.Series:
-    """Whether a process of the CLI begins with an event: it is a `session.resume`, or what
-    stands behind a `session.shutdown`, as that line may be lost and `disableResume` leaves it
-    out. Not so of what another CLI writes, whose parent stands before, nor of what the one
-    that ends still writes.
-    """
-    first = (pl.col("seq") == 0) | pl.col("type").is_in(_BEGIN)
-    last = (pl.col("type").shift(1) == "session.shutdown") & (
-        pl.col("log") == pl.col("log").shift(1)
-    )
-    begins = base.select(first.alias("begins"), behind=~first & last.fill_null(value=False))
-    behind = base.filter(begins["behind"] & (base["type"] != "session.shutdown"))
-    if not behind.height:
-        return begins["begins"]
-    ends = base["key"].gather(behind["row"] - 1)
-    parents = behind.with_columns(end=ends).join(
-        base.select("session", parent="key", known=pl.lit(value=True)),
-        on=["session", "parent"],
-        how="left",
-    )
-    follows = pl.col("parent").is_null() | pl.col("parent").eq_missing(pl.col("end"))
-    more = parents.filter(
-        pl.when(follows).then(pl.col("type").is_in(_FIRST)).otherwise(pl.col("known").is_null())
-    )
-    return begins["begins"].scatter(more["row"], values=True)
-
-
-def _side_by_side(base: pl.DataFrame) -> pl.DataFrame:
-    """Who wrote an event, where two CLIs write to one session at once: row, `writer` (its
-    process); no rows of other sessions. Each event's parent is what its CLI wrote before it
-    (from 1.0.14), so one whose parent is the last of an earlier process is of that process.
-    """
-    known = base.select("session", "key", elder="process")
-    astray = (
-        base.filter(
-            (pl.col("process") > 0)
-            & ~pl.col("begins")
-            & pl.col("parent").ne_missing(pl.col("key").shift(1))
-        )
-        .join(known, left_on=["session", "parent"], right_on=["session", "key"])
-        .filter(pl.col("elder") < pl.col("process"))
-    )
-    found: list[tuple[int, int]] = []
-    for session in astray["session"].unique():
-        events = base.filter(pl.col("session") == session).select(
-            "row", "key", "parent", "begins", "process"
-        )
-        last: dict[int | None, int] = {}  # what each process wrote last → the process
-        ends: dict[int, int | None] = {}
-        writers = []
-        writer = 0
-        for _, key, parent, begins, process in events.iter_rows():
-            # whose parent was lost is of the process that wrote the event before it
-            writer = process if begins else last.get(parent, writer)
-            last.pop(ends.get(writer), None)
-            ends[writer] = key
-            if key is not None:  # a parent that is not said is not the event without an id
-                last[key] = writer
-            writers.append(writer)
-        if writers != events["process"].to_list():
-            found += zip(events["row"], writers, strict=True)
-    return pl.DataFrame(found, {"row": pl.UInt32, "writer": pl.Int64}, orient="row")
 
 
 _REJECTED: Final = {

@@ -419,7 +419,7 @@ VALUES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "hooks": {"outcome": ("ok", "failed", "open")},
     "incidents": {"kind": (
         "error", "abort", "compaction", "truncation", "retry", "open_turn", "open_tool",
-        "repeated_call", "unpaired_end", "rejected_line", "bad_field", "out_of_order",
+        "repeated_call", "unpaired_end", "rejected_line", "bad_field", "lost_lines", "out_of_order",
         "count_mismatch", "unknown_type", "tokens_unknown")},
 }  # fmt: skip
 """Table → column → the words that can stand in it, besides null; other words are the log's own.

@@ -69,7 +69,8 @@ def number(events: Events) -> Events:
     """Gives every event its `turn` and `interaction` (0-based per session).
 
     A turn begins with its `turn_start`; for agents that have written none (sub-agents before
-    1.0.85) with each message, or the error that came instead. An interaction begins with a
+    1.0.85) with each message, or the error that came instead; and so does one whose `turn_start`
+    was lost. An interaction begins with a
     user message of its agent, or with an agent's first event: the message that a sub-agent
     is started with belongs to that one. A message that steers a running loop is an
     interaction that nothing else is of.
@@ -82,11 +83,20 @@ def number(events: Events) -> Events:
     said = pl.when(kind.is_in([RECORD, MESSAGE])).then(kind == RECORD)
     # what a CLI that resumes writes about the calls of another
     tidies = (kind == "tool.execution_complete") & (pl.col("process") > 0)
-    instead = (kind.is_in([MESSAGE, "session.error"]) & ~pl.col("turns")) | (kind == RECORD)
+    instead = (
+        (kind.is_in([MESSAGE, "session.error"]) & ~pl.col("turns"))
+        | (kind == RECORD)
+        | ((kind == MESSAGE) & (pl.col("gap") | pl.col("told")))
+    )
+    # what a message costs it says itself, up to 1.0.75
+    costs = events.of(MESSAGE).filter(pl.col("output_tokens").is_not_null()).select("row")
+    no = pl.Series([False], dtype=pl.Boolean).new_from_index(0, events.base.height)
+    told = no.scatter(costs.collect()["row"], values=True)
     numbered = (
         events.base.lazy()
         .join(_steering(events), on="row", how="left", maintain_order="left")
         .with_columns(
+            told=told,
             loop=loop,
             turns=(kind == TURN_START).cum_max().over("agent"),
             # the second: two processes on one session have turns open side by side
@@ -124,7 +134,7 @@ def number(events: Events) -> Events:
                 .over("agent"),
             ),
         )
-        .drop("turns", "within", "recorded", "users", "loops", "own", "deeds", "steers")
+        .drop("told", "turns", "within", "recorded", "users", "loops", "own", "deeds", "steers")
         .collect(engine="in-memory")
     )
     return events.with_base(numbered)

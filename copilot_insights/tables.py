@@ -431,6 +431,12 @@ def _incidents(
             pl.format("the session store has {} calls, the log has {} of them", "stored", "found"),
         ),
         rows(
+            "lost_lines",
+            # else the rejected line says it
+            events.base.lazy().filter("gap", ~col("behind_rejected")),
+            pl.format("what stood before {} is gone", "type"),
+        ),
+        rows(
             "out_of_order",
             events.base.lazy().filter(col("row").is_in(read.moved.implode())),
             pl.format("{} stood before its parent", "type"),

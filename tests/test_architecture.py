@@ -29,7 +29,7 @@ TREES = {
 LAYERS = """
 errors units values
 when schema places
-columns decoder discover session_store
+chain columns decoder discover session_store
 reader
 spans
 model_calls tool_calls

@@ -800,13 +800,53 @@ def test_what_a_process_writes_behind_its_shutdown_is_its_own(log):
     assert one(tables.tool_calls)["duration_ms"] == 2000
 
 
-@pytest.mark.parametrize("which", [40, 53, 54])
-def test_a_restarting_total_of_more_calls_than_are_left_does_not_go_on(log, which):
+@pytest.mark.parametrize(("which", "left"), [(40, 8), (53, 8), (54, 7)])
+def test_a_restarting_total_of_more_calls_than_are_left_does_not_go_on(log, which, left):
+    """A turn_start leaves a message that says its tokens, a message only its turn."""
     tables = log(*RESUMED[: which - 1], RESUMED[which - 1][:-40] + b"\n", *RESUMED[which:])
     session = one(tables.sessions)
-    assert (session["input_tokens"], session["output_tokens"]) == (52_504, 171)
-    said = tables.incidents.filter(kind="count_mismatch")
-    assert one(said)["detail"] == "the totals state 8 requests, the log has 7 answered calls"
+    assert (session["llm_calls"], session["input_tokens"], session["output_tokens"]) == (
+        8,
+        52_504,
+        171,
+    )
+    said = tables.incidents.filter(kind="count_mismatch")["detail"].to_list()
+    assert said == ["the totals state 8 requests, the log has 7 answered calls"][left - 7 :]
+
+
+def test_lost_lines_are_said_and_their_total_does_not_go_on(log):
+    tables = log(*RESUMED[:52], *RESUMED[55:])
+    session = one(tables.sessions)
+    assert (session["llm_calls"], session["input_tokens"], session["output_tokens"]) == (
+        7,
+        52_504,
+        171,
+    )
+    gap = one(tables.incidents.filter(kind="lost_lines"))
+    assert (gap["seq"], gap["detail"]) == (52, "what stood before session.shutdown is gone")
+
+
+def test_a_line_that_was_rejected_is_not_said_to_be_lost_too(log):
+    tables = log(*RESUMED[:10], RESUMED[10][:-9] + b"\n", *RESUMED[11:])
+    assert kinds(tables).count("rejected_line") == 1
+    assert "lost_lines" not in kinds(tables)
+
+
+@pytest.mark.parametrize("version", ["1.0.2", "1.0.10", "0.0.400"])
+def test_parents_that_old_versions_never_wrote_are_not_lost(log, version):
+    tables = log(*(text.replace(b'"1.0.12"', f'"{version}"'.encode()) for text in RESUMED[::2]))
+    assert "lost_lines" not in kinds(tables)
+
+
+@pytest.mark.parametrize("what", ["error", "abort"])
+def test_a_failed_call_does_not_make_a_total_restart_that_goes_on(log, what):
+    cut = turn_end(115, "9") if what == "error" else event("abort", 115, reason="user_initiated")
+    why = [event("session.error", 116, message="x")] if what == "error" else [turn_end(116, "9")]
+    first = [started(), user(1), *a_turn(2, outputTokens=1), *a_turn(5, "1", outputTokens=1)]
+    second = [resumed(30), user(31), *a_turn(32, outputTokens=1), shutdown(40, 1, 30)]
+    third = [resumed(100), *a_turn(102, outputTokens=1), turn_start(114, "9"), cut, *why]
+    tables = log(*first, shutdown(20, 2, 50), *second, *third, shutdown(120, 2, 80))
+    assert one(tables.sessions)["input_tokens"] == 50 + 80
 
 
 def test_a_restarting_total_is_told_by_its_output_tokens_where_no_other_fell(log):
