@@ -34,16 +34,18 @@ def in_order(base: pl.DataFrame) -> tuple[list[int], list[int]]:
 
 
 def _behind_parents(events: pl.DataFrame) -> tuple[list[int], set[int]]:
-    """Rows in the order of parents, otherwise as they stand; and those that had to wait for an
-    event of their own log. The events of a circle stay behind all others.
+    """Rows in the order of parents, otherwise as they stand; and those whose parent stands behind
+    them in their own log. The events of a circle stay behind all others.
     """
-    ahead = {key: log for key, log in events.select("key", "log").iter_rows() if key is not None}
+    places = events.select("key", "log", "row").iter_rows()
+    ahead = {key: (log, row) for key, log, row in places if key is not None}
     waiting: defaultdict[int, list[tuple[int, int | None]]] = defaultdict(list)
     order, late = list[int](), set[int]()
     for row, key, parent, log in events.iter_rows():
         if parent in ahead and parent != key:
             waiting[parent].append((row, key))
-            if ahead[parent] == log:
+            where, behind = ahead[parent]
+            if where == log and behind > row:
                 late.add(row)
             continue
         free = [(row, key)]

@@ -128,8 +128,13 @@ def sessions(tables: Tables) -> pl.DataFrame:
     ).drop("nano_aiu")
     names = [name for name in found.columns if name != key]
     both = tables.sessions.hstack(found.select(pl.col(names).name.prefix("part_")))
+    own = tables.interactions.filter(pl.col("agent_id") == MAIN).group_by(key).agg(own=pl.len())
+    both = both.join(own, on=key, how="left", maintain_order="left")
     whole = ("llm_calls", "tool_calls", "subagents")
-    part = pl.any_horizontal(pl.col(name) != pl.col(f"part_{name}") for name in whole)
+    part = pl.any_horizontal(
+        pl.col("interactions") != pl.col("own").fill_null(0),
+        *(pl.col(name) != pl.col(f"part_{name}") for name in whole),
+    )
     return (
         both.with_columns(part=part, active_ms=pl.col("wall_ms") - pl.col("user_ms"))
         .with_columns(

@@ -170,7 +170,7 @@ def _records(events: Events, ends: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def _with_store(calls: pl.LazyFrame, store: pl.LazyFrame) -> pl.LazyFrame:
-    """Usage from the session store, for agents of whose calls the log records none.
+    """Usage from the session store, for calls that the log has no record of.
 
     The store has no call ids: its rows are an agent's answered calls in order, taken only
     where their numbers agree.
@@ -182,9 +182,8 @@ def _with_store(calls: pl.LazyFrame, store: pl.LazyFrame) -> pl.LazyFrame:
         .with_columns(
             place=place.over(key),
             size=pl.len().over(key).cast(pl.Int64),
-            known=pl.col("recorded").any().over(key),
         )
-        .filter(~pl.col("known").fill_null(value=False))
+        .filter(pl.col("recorded").is_null())
         .select("row", *key, "place", "size")
     )
     rows = store.with_columns(

@@ -908,6 +908,18 @@ def test_a_session_under_two_roots_counts_once(tmp_path, shorter):
     assert rows(tables.llm_calls, "status", "llm_ms", "turn") == [("ok", 1000, 0)]
 
 
+@pytest.mark.parametrize("which", range(1, 56))
+def test_copies_damaged_in_different_places_complete_each_other(tmp_path, which):
+    whole = (SAMPLES / "resume-1.0.12", "llm_calls", "tool_calls", "interactions", "wall_ms")
+    right = load(whole[0]).sessions.select(*whole[1:], "ending", "input_tokens", "output_tokens")
+    other, name = (which + 20) % 56, json.loads(RESUMED[0])["data"]["sessionId"]
+    for root, lost in (("a", which), ("b", other)):
+        store(tmp_path / root / name / "events.jsonl", *RESUMED[:lost], *RESUMED[lost + 1 :])
+    tables = read(tmp_path / "a", tmp_path / "b")
+    assert tables.sessions.select(right.columns).rows() == right.rows()
+    assert not {"lost_lines", "out_of_order"} & set(kinds(tables))
+
+
 @pytest.mark.parametrize("order", [["early", "mid", "late"], ["late", "mid", "early"]])
 def test_older_copies_under_any_names_are_the_same_session(tmp_path, order):
     lines = [*good_lines(), shutdown(9, 1, 50)]

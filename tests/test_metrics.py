@@ -393,6 +393,8 @@ def test_the_overview_needs_no_more_than_the_columns_it_names(samples, chosen):
         Filter(model="mock", agent="main"),
         Filter(since=datetime(2026, 12, 1, 3, 37, 32, tzinfo=UTC)),
         Filter(until=datetime(2026, 12, 1, 3, 37, 36, tzinfo=UTC)),
+        # behind the beginning of an interaction, before its first call
+        Filter(since=datetime(2026, 12, 1, 3, 37, 14, 623_000, tzinfo=UTC)),
     ],
     ids=repr,
 )

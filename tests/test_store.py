@@ -40,6 +40,22 @@ def test_the_store_says_what_the_usage_records_say(tmp_path, scenario):
     assert stored.llm_calls.select(columns).equals(whole.llm_calls.select(columns))
 
 
+@pytest.mark.parametrize("which", range(5))
+def test_the_store_fills_a_single_record_that_was_lost(tmp_path, which):
+    records = iter(range(5))
+
+    def keep(line):
+        return b'"session.shutdown"' not in line and not (
+            b'"session.usage_record"' in line and next(records) == which
+        )
+
+    tables = load([home(tmp_path, "tools", keep=keep)])
+    session = tables.sessions.row(0, named=True)
+    assert (session["input_tokens"], session["output_tokens"]) == (27_168, 110)
+    assert session["usage_source"] == "store+usage_record"
+    assert "tokens_unknown" not in tables.incidents["kind"]
+
+
 def test_a_usage_record_goes_before_the_store(tmp_path):
     tables = load([home(tmp_path, "tools")])
     assert tables.sessions["usage_source"].to_list() == ["usage_record"]
