@@ -6,17 +6,13 @@ output tokens. Per session the sum over calls where it is complete, else the tot
 Time: an interaction's wall time is cut into parts that do not overlap and add up to it.
 """
 
-from typing import Final
-
 import polars as pl
 
 from copilot_insights.reader import Events
-from copilot_insights.schema import AMOUNTS, MAIN, PARTS, STATEMENT, TOKENS
+from copilot_insights.schema import AMOUNTS, MAIN, PARTS, TOKENS
 from copilot_insights.spans import MESSAGE, collect, total
 from copilot_insights.tool_calls import by_call, held
-
-TOTALS: Final = {"session.shutdown": "shutdown", "session.usage_checkpoint": "checkpoint"}
-"""Events that state totals → the name of that source."""
+from copilot_insights.totals import TOTALS, answered, statements, without_total
 
 # --- usage --------------------------------------------------------------------------------
 
@@ -56,178 +52,6 @@ def usage(events: Events, store: pl.LazyFrame) -> pl.LazyFrame:
     )
     said = pl.concat([records, messages, compactions, totals, stored], how="diagonal_relaxed")
     return said.sort("session", "row", nulls_last=True, maintain_order=True)
-
-
-def statements(events: Events, *kinds: str) -> pl.LazyFrame:
-    """A row per model of each total of the log, and per agent (`of_agent`) where it says so."""
-    place = ["session", "session_id", "process", "row", "seq", "agent_id", "at", "type"]
-    exploded = (
-        events.of(*kinds)
-        .select(*place, "statements")
-        .explode("statements", empty_as_null=False, keep_nulls=False)
-    )
-    fields = [field.name for field in STATEMENT.fields if field.name != "agent_id"]
-    return exploded.select(
-        *place,
-        *(pl.col("statements").struct.field(name) for name in fields),
-        of_agent=pl.col("statements").struct.field("agent_id"),
-    )
-
-
-def answered(calls: pl.LazyFrame) -> pl.LazyFrame:
-    """The calls that the CLI counts as requests: those that got a reply, no compactions.
-    Extra columns: place (of the reply, see `_place`), number (1-based per session, in the
-    order of places).
-    """
-    made = calls.filter((pl.col("evidence") != "compaction") & (pl.col("status") == "ok"))
-    made = made.with_columns(place=_place(pl.coalesce("reply_row", "row")))
-    return made.with_columns(number=pl.col("place").rank("ordinal").over("session").cast(pl.Int64))
-
-
-def _place(row: pl.Expr) -> pl.Expr:
-    """Order of accounting: process by process, as each CLI counts what it did itself."""
-    return pl.col("process") * 2**32 + row.cast(pl.Int64)
-
-
-def totals(events: Events, turns: pl.LazyFrame, calls: pl.LazyFrame) -> pl.LazyFrame:
-    """What each stated total adds: session, process, row, requests, after, upto, last_row,
-    premium_requests, nano_aiu. It is about the calls of the numbers `after` < number <= `upto`.
-
-    Until about 1.0.68 a shutdown's total restarts with each process; later ones go on from
-    the last total in the log, whichever version wrote it, and a log can hold both. Decided
-    from the numbers: a total of as many requests as the last one and the calls answered
-    since goes on (then `last_row` is what it goes on from and it adds the difference); one
-    of just those calls, or one that falls, is a restart; so is one whose process lost lines, if
-    its output tokens are not the last ones and those of the calls. Processes that crashed are
-    part of a total when the numbers say so. From 1.0.75 a compaction, from 1.0.79 a rewind too,
-    takes the running total back to what its process began with: so a total of n requests is
-    about the last n calls, and of earlier ones nothing is known. From 1.0.102 a total can also
-    go on from the calls that its process read in the log.
-    """
-    made = collect(answered(calls))
-    counted = made.select("session", "process", "number", "place", out="output_tokens").sort(
-        "place"
-    )
-    # traces of calls that were lost: not of those that failed, which say why
-    silent = (pl.col("status") != "ok") & pl.col("failed").is_null() & pl.col("aborted").is_null()
-    traces = [
-        calls.filter(silent & (pl.col("evidence") == "turn")),
-        turns.filter(pl.col("row").is_null()),
-        events.base.lazy().filter("gap"),
-    ]
-    lost = pl.concat([trace.select("session", "process") for trace in traces])
-    # what a CLI read in the log when it began: beside another CLI that is not all before its own
-    found = made.select(
-        "session",
-        row=pl.col("place") % 2**32,
-        before=(pl.col("place") % 2**32).rank("ordinal").over("session").cast(pl.Int64),
-    ).sort("row")
-    began = events.base.lazy().group_by("session", "process").agg(row=pl.col("row").min())
-    began = (
-        began.with_columns(pl.col("row").cast(pl.Int64))
-        .sort("row")
-        .join_asof(found, on="row", by="session", check_sortedness=False)
-        .select("session", "process", pl.col("before").fill_null(0))
-    )
-    upto = counted.select(
-        "session",
-        "place",
-        upto="number",
-        said=pl.col("out").fill_null(0).cum_sum().over("session"),
-        unsaid=pl.col("out").is_null().cum_sum().over("session"),
-    )
-    packed = (
-        events.of("session.compaction_complete")
-        .filter(pl.col("success").fill_null(value=True))
-        .select("session", "process", place=_place(pl.col("row")))
-        .sort("place")
-        .join_asof(upto, on="place", by="session", check_sortedness=False)
-        .select("session", "process", "place", packed=pl.col("upto").fill_null(0))
-    )
-    sums = (
-        statements(events, *TOTALS)
-        .group_by("row")
-        .agg(
-            requests=pl.col("requests").sum(),
-            tokens=pl.col("input_tokens").sum() + pl.col("output_tokens").sum(),
-            out=pl.col("output_tokens").sum(),
-            by_agent=pl.col("of_agent").is_not_null().any(),
-        )
-    )
-    kept = ["requests", "tokens", "out", "row", "upto", "said", "unsaid"]
-    kept += ["nano_aiu", "premium_requests", "by_agent"]
-    seen = (
-        events.of(*TOTALS)
-        .filter(pl.col("statements").is_not_null())
-        .select("session", "process", "row", "type", "premium_requests", "nano_aiu")
-        .join(sums, on="row", how="left")
-        .with_columns(pl.col("requests", "tokens", "out").fill_null(0), place=_place(pl.col("row")))
-        .sort("place")
-        .unique(["session", "process"], keep="last", maintain_order=True)
-        .join_asof(upto, on="place", by="session", check_sortedness=False)
-        .join_asof(packed, on="place", by=["session", "process"], check_sortedness=False)
-        .join(
-            counted.group_by("session", "process").agg(first=pl.col("number").min()),
-            on=["session", "process"],
-            how="left",
-            maintain_order="left",
-        )
-        .join(began, on=["session", "process"], how="left", maintain_order="left")
-        .join(
-            lost.unique().with_columns(lost=pl.lit(value=True)),
-            on=["session", "process"],
-            how="left",
-            maintain_order="left",
-        )
-        .with_columns(pl.col("upto", "said", "unsaid").fill_null(0))
-        .with_columns(pl.col(kept).shift(1).over("session").name.prefix("last_"))
-        .with_columns(pl.col(f"last_{name}").fill_null(0) for name in kept[:-3] if name != "row")
-    )
-    lately = pl.col("upto") - pl.col("last_upto")
-    own = (pl.col("upto") - pl.col("first") + 1).clip(lower_bound=0).fill_null(0)
-
-    def off(*expected: pl.Expr) -> pl.Expr:
-        return pl.min_horizontal((pl.col("requests") - count).abs() for count in expected)
-
-    last = pl.col("last_requests")
-    go_on = off(last + lately, last + own, last + pl.col("upto") - pl.col("packed"))
-    more = pl.col("said") - pl.col("last_said")
-    differs = (pl.col("unsaid") == pl.col("last_unsaid")) & (
-        pl.col("out") != pl.col("last_out") + more
-    )
-    # a restarting total of a process that lost calls may have the number of one that goes on
-    lossy = pl.col("lost").is_not_null() & (pl.col("requests") >= own) & differs
-    falls = (pl.col("requests") < last) | (pl.col("tokens") < pl.col("last_tokens"))
-    checkpoint = pl.col("type") == "session.usage_checkpoint"
-    restart = off(lately, own)
-    read = (off(pl.col("before") + own) < pl.min_horizontal(go_on, restart)) & ~checkpoint
-    goes_on = (checkpoint | ((go_on <= restart) & ~lossy)) & ~falls & ~read
-    base = pl.when("goes_on").then(last).when("read").then("before").otherwise(0)
-    seen = seen.with_columns(goes_on=goes_on, read=read, lately=lately).with_columns(
-        more=pl.col("requests") - base
-    )
-    rises = pl.col("goes_on") | (pl.col("nano_aiu") >= pl.col("last_nano_aiu"))
-    # a checkpoint is about the first calls: what came behind it was not stated any more
-    early = pl.min_horizontal(pl.col("last_upto") + pl.col("more"), "upto")
-    late = pl.max_horizontal(pl.col("upto") - pl.col("more"), "last_upto")
-    return seen.select(
-        "session",
-        "process",
-        "row",
-        requests="more",
-        after=pl.when(checkpoint).then("last_upto").otherwise(late),
-        upto=pl.when(checkpoint).then(early).otherwise("upto"),
-        last_row=pl.when("goes_on").then("last_row"),
-        by_agent=pl.col("by_agent")
-        & (~pl.col("goes_on") | pl.col("last_by_agent").fill_null(value=True)),
-        premium_requests=pl.col("premium_requests")
-        - pl.when("goes_on").then(pl.col("last_premium_requests").fill_null(0)).otherwise(0),
-        # after a crash a process can carry credits over that it did not spend (1.0.77)
-        nano_aiu=pl.col("nano_aiu")
-        - pl.when(pl.col("goes_on") | ((pl.col("lately") == 0) & rises))
-        .then(pl.col("last_nano_aiu").fill_null(0))
-        .otherwise(0),
-    )
 
 
 def bookings(
@@ -284,7 +108,7 @@ def bookings(
     )
     totalled = by.filter(pl.col("by") == "totals")
     books = collect(
-        _books(events, stated)
+        _books(events, stated, made)
         .join(totalled, on="session", how="semi", maintain_order="left")
         .with_row_index("book")
     )
@@ -311,35 +135,50 @@ def bookings(
     )
 
 
-def _books(events: Events, stated: pl.LazyFrame) -> pl.LazyFrame:
-    """What each total adds to the last one, by model, and by agent where both totals say it;
+def _books(events: Events, stated: pl.LazyFrame, made: pl.LazyFrame) -> pl.LazyFrame:
+    """What each total adds to what it goes on from, by model, and by agent where both say it;
     and the calls that it is about, `after` to `upto`.
     """
     said = statements(events, *TOTALS)
+    read = pl.col("read_upto").is_not_null()
+    known = stated.filter(~read | (pl.col("requests") > 0)).select(
+        "row", "session", "read_upto", "after", "upto", "by_agent",
+        base=pl.when(read).then("row").otherwise("last_row"),
+    )  # fmt: skip
     key = ["row", "model", "of_agent"]
-    known = stated.select("row", "last_row", "after", "upto", "process", "by_agent")
+    of_agent = pl.when("by_agent").then("of_agent")
     fine = (
-        said.join(known, on="row", maintain_order="left")
-        .with_columns(of_agent=pl.when("by_agent").then("of_agent"))
+        said.drop("session")
+        .join(known, on="row", maintain_order="left")
+        .with_columns(of_agent=of_agent)
         .group_by(key, maintain_order=True)
         .agg(
-            pl.col("session", "session_id", "at", "type", "last_row", "after", "upto").first(),
+            pl.col("session", "session_id", "at", "type", "base", "after", "upto").first(),
             *(total(name).alias(name) for name in AMOUNTS),
         )
     )
     # the total before it may name agents though this one does not
-    wanted = known.select("by_agent", row="last_row").drop_nulls("row")
-    last = (
-        said.join(wanted, on="row")
-        .with_columns(of_agent=pl.when("by_agent").then("of_agent"))
-        .group_by(key)
-        .agg(total(name).alias(f"last_{name}") for name in AMOUNTS)
-        .rename({"row": "last_row"})
+    last = said.join(known.filter(~read).select("base", "by_agent"), left_on="row", right_on="base")
+    found = (
+        made.join(known.filter(read), on="session")
+        .filter(
+            pl.col("row") < pl.col("read_upto").cast(pl.Int64),
+            pl.col("usage_source") == "usage_record",
+        )
+        .with_columns(row="base", of_agent="agent_id")
     )
-    more = {name: pl.col(name) - pl.col(f"last_{name}").fill_null(0) for name in AMOUNTS}
+    names = ["row", "model", "of_agent", "by_agent", *AMOUNTS]
+    bases = (
+        pl.concat([last.select(names), found.select(names)], how="vertical_relaxed")
+        .with_columns(of_agent=of_agent)
+        .group_by(key)
+        .agg(total(name).alias(f"base_{name}") for name in AMOUNTS)
+        .rename({"row": "base"})
+    )
+    more = {name: pl.col(name) - pl.col(f"base_{name}").fill_null(0) for name in AMOUNTS}
     difference = fine.join(
-        last,
-        on=["last_row", *key[1:]],
+        bases,
+        on=["base", "model", "of_agent"],
         how="left",
         nulls_equal=True,
         maintain_order="left",
@@ -404,20 +243,6 @@ def _shared_out(books: pl.LazyFrame, made: pl.LazyFrame) -> pl.LazyFrame:
         "by_agent",
         *(pl.col(n) - pl.col(n).shift(1, fill_value=0).over("book") for n in AMOUNTS),
     )
-
-
-def without_total(answered: pl.LazyFrame, stated: pl.LazyFrame) -> pl.LazyFrame:
-    """The calls, with `covered`: whether a total of the log includes them."""
-    spans = stated.select("session", "after", "upto").sort("upto")
-    calls = answered.sort("number").join_asof(
-        spans,
-        left_on="number",
-        right_on="upto",
-        by="session",
-        strategy="forward",
-        check_sortedness=False,
-    )
-    return calls.with_columns(covered=(pl.col("number") > pl.col("after")).fill_null(value=False))
 
 
 def session_usage(

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from copilot_insights import accounting, interactions, model_calls, spans, tool_calls
+from copilot_insights import accounting, interactions, model_calls, spans, tool_calls, totals
 from copilot_insights.reader import Events, Read
 from copilot_insights.schema import EVENTS, FAILED, MAIN, PARTS, RENAMED, TABLES, conform
 from copilot_insights.spans import collect, elapsed
@@ -122,7 +122,7 @@ def build(read: Read, store: pl.DataFrame, wanted: Wanted = TABLES) -> Tables:
     loops = collect(
         loops.join(split, on=["session", "interaction"], how="left", maintain_order="left")
     )
-    stated = collect(accounting.totals(events, turns, calls))
+    stated = collect(totals.added(events, turns, calls))
     usage = collect(accounting.usage(events, store.lazy()))
     bookings = collect(accounting.bookings(events, calls, stated, usage))
     subagents = collect(interactions.subagents(events, calls, tools, bookings))
@@ -322,8 +322,8 @@ def _incidents(
         )
         .filter(col("times") >= _REPEATS)
     )
-    answered = accounting.answered(calls)
-    in_total = accounting.without_total(answered, stated)
+    answered = totals.answered(calls)
+    in_total = totals.without_total(answered, stated)
     names = events.base.lazy().group_by("session").agg(col("session_id").first())
     mismatch = (
         stated.group_by("session")

@@ -32,7 +32,7 @@ when schema places
 chain columns decoder discover session_store
 reader
 spans
-model_calls tool_calls
+model_calls tool_calls totals
 interactions
 accounting
 tables

@@ -131,3 +131,18 @@ def test_two_clis_on_one_session_keep_their_calls_apart(tmp_path):
         (5, 4, "answered"),
     ]
     assert "count_mismatch" not in set(tables.incidents["kind"])
+
+
+@pytest.mark.parametrize("which", range(10))
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_total_that_begins_with_what_was_read_counts_it_once(tmp_path, which, stored):
+    home = shutil.copytree(named("two-processes"), tmp_path / "home")
+    log = next(home.glob("session-state/*/events.jsonl"))
+    lines = log.read_bytes().splitlines(keepends=True)
+    records = [n for n, line in enumerate(lines) if b'"session.usage_record"' in line]
+    log.write_bytes(b"".join(lines[: records[which]] + lines[records[which] + 1 :]))
+    if not stored:
+        (home / "session-store.db").unlink()
+    session = load([home]).sessions.row(0, named=True)
+    for name in ("input_tokens", "output_tokens"):
+        assert session[name] == truth(home)[name]
