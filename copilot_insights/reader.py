@@ -8,6 +8,7 @@ import re
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import cache
 from itertools import repeat
 from typing import Any, Final, NamedTuple
@@ -27,7 +28,8 @@ class Events:
     `base` has every event in the order of the file, or of `parentId` where lines were put
     before what they follow: row, key (see `columns`), session_id, seq, type, at,
     agent_id, bad_fields, process (0-based: which run of the CLI), passing (an
-    ephemeral turn of a stream), shares (its log repeats events of another), and two
+    ephemeral turn of a stream), shares (its log repeats events of another), what was lost before
+    it (gap, behind_rejected), back (its time is before that of the event before it), and two
     integers that are equal for the events of one `session` and of one `agent` of one
     session (of two CLIs that write side by side each has a root agent of its own). Read in
     full, also line, event_id and parent_id.
@@ -88,6 +90,7 @@ class Read(NamedTuple):
 
 
 _UNCHAINED: Final = re.compile(r"0\..*|1\.0\.(?:\d|10)(?:\D.*)?")
+_JITTER: Final = timedelta(seconds=1)  # events that are written at once
 _LAYOUTS: Final = ("directory", "flat", "stdout")
 _START: Final = EVENTS["session.start"]
 _CHUNK: Final = 16_384
@@ -343,7 +346,12 @@ def _place(
     )
     base = base.join(chain.side_by_side(base), on="row", how="left", maintain_order="left")
     chained = pl.Series([log.chained() for log in logs], dtype=pl.Boolean)
-    base = base.with_columns(chain.gaps(base, chained.gather(base["log"])))
+    back = (pl.col("at") < pl.col("at").shift(1) - _JITTER) & (
+        pl.col("log") == pl.col("log").shift(1)
+    )
+    base = base.with_columns(
+        chain.gaps(base, chained.gather(base["log"])), back=back.fill_null(value=False)
+    )
     agent = pl.col("agent_id").cast(pl.Categorical).to_physical().cast(pl.Int64) + 1
     root = pl.when(pl.col("agent_id").is_null()).then("writer").fill_null(0)
     return base.with_columns(

@@ -341,6 +341,7 @@ _KINDS: Final[dict[str, tuple[str, str, bool]]] = {
     "bad_field": ("event damaged", "events damaged", True),
     "lost_lines": ("gap of lost lines", "gaps of lost lines", True),
     "out_of_order": ("event out of order", "events out of order", False),
+    "clock_back": ("clock set back", "clocks set back", False),
     "unpaired_end": ("end without a start", "ends without a start", True),
     "count_mismatch": ("total disagrees", "totals disagree", True),
     "open_turn": ("turn cut off", "turns cut off", True),

@@ -420,7 +420,7 @@ VALUES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "incidents": {"kind": (
         "error", "abort", "compaction", "truncation", "retry", "open_turn", "open_tool",
         "repeated_call", "unpaired_end", "rejected_line", "bad_field", "lost_lines", "out_of_order",
-        "count_mismatch", "unknown_type", "tokens_unknown")},
+        "clock_back", "count_mismatch", "unknown_type", "tokens_unknown")},
 }  # fmt: skip
 """Table → column → the words that can stand in it, besides null; other words are the log's own.
 `evidence` is what tells of a call: its turn, of a sub-agent without turns its message or error,

@@ -441,6 +441,11 @@ def _incidents(
             events.base.lazy().filter(col("row").is_in(read.moved.implode())),
             pl.format("{} stood before its parent", "type"),
         ),
+        rows(
+            "clock_back",
+            events.base.lazy().filter("back"),
+            pl.format("{} is earlier than what stands before it", "type"),
+        ),
         rows("unknown_type", unknown, pl.format("{} of unknown type {}", "n", "type")),
         rows("tokens_unknown", partly, pl.format("no input tokens are known of {} calls", "n")),
     ]
