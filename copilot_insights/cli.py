@@ -141,6 +141,9 @@ def _unforeseen(error: Exception) -> int:
         said = error.format_message().partition("\n")[0].rstrip(".")  # not the whole of a help
         note(f"{said}. Try --help.")
         return 2
+    if isinstance(error, OSError) and error.strerror:  # a full disk, say
+        note(f"cannot go on: {f'{error.filename}: ' if error.filename else ''}{error.strerror}.")
+        return 1
     note(
         f"this should not happen: {type(error).__name__}: {error}. "
         "Please report it, with what COPILOT_INSIGHTS_DEBUG=1 prints."

@@ -4,6 +4,8 @@ Raised anywhere, caught once, in `cli.main`: one line that says what went wrong,
 and what to do. No traceback reaches a user.
 """
 
+import os
+
 
 class InsightsError(Exception):
     """Something that the tool cannot do for the user.
@@ -22,3 +24,9 @@ class InsightsError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}. {self.hint}" if self.hint else self.message
+
+
+def cannot_listen(where: str, error: OSError) -> InsightsError:
+    """What is said of a port that can't be listened on; `where` is host:port."""
+    why = os.strerror(error.errno) if error.errno else str(error)
+    return InsightsError(f"cannot listen on {where}: {why}", "Choose another port.")

@@ -6,6 +6,7 @@ sections with `put` (or a page or picture with `write_file`).
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -78,11 +79,23 @@ class Options:
     ] = False
 
 
-def reading(function: Callable[..., None]) -> Callable[..., None]:
-    """A command of its own parameters and those of Options; called with the options first."""
+_OF_TABLES: Final = ("format", "json", "limit")
+
+
+def reading(function: Callable[..., None], *, output: str | None = "") -> Callable[..., None]:
+    """A command of its own parameters and those of Options; called with the options first.
+    Of a command that writes no tables `output` says what --output is (None for nothing); its
+    help leaves out what only tables have.
+    """
     own = list(signature(function).parameters.values())[1:]
+    told = {} if output == "" else {"output": output} | dict.fromkeys(_OF_TABLES)
     shared = [
-        Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+        Parameter(
+            f.name,
+            Parameter.KEYWORD_ONLY,
+            default=f.default,
+            annotation=_told_so(f.type, told[f.name]) if f.name in told else f.type,
+        )
         for f in fields(Options)
     ]
 
@@ -95,6 +108,13 @@ def reading(function: Callable[..., None]) -> Callable[..., None]:
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
+
+
+def _told_so(annotation: Any, text: str | None) -> Any:  # noqa: ANN401 (a type form)
+    """The option's annotation with another help, or with none: then it is hidden."""
+    option = copy(annotation.__metadata__[0])
+    option.help, option.hidden = text, text is None
+    return Annotated[annotation.__origin__, option]
 
 
 def load_chosen(

@@ -319,13 +319,18 @@ def _fitting(
     silent = {c for c in columns if set(cells[c]) <= {units.NOTHING, ""} and c.rank}
     kept = [c for c in columns if c not in silent]
 
+    point = _WIDE
+
     def least(column: Column) -> int:
         if column.unit != "text":
             return full[column]
-        return min(full[column], max(_WIDE if column.rank == 0 else _NARROW, len(column.title)))
+        return min(full[column], max(point if column.rank == 0 else _NARROW, len(column.title)))
 
     while len(kept) > 1 and sum(map(least, kept)) + _GAP * (len(kept) - 1) > width:
-        kept.remove(max(reversed(kept), key=lambda c: c.rank))
+        if point > _NARROW and not any(column.rank for column in kept):
+            point = _NARROW  # rather than lose what was asked for
+        else:
+            kept.remove(max(reversed(kept), key=lambda c: c.rank))
     spare = width - _GAP * (len(kept) - 1) - sum(map(least, kept))
     sizes = {}
     for column in kept:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import polars as pl
 
-from copilot_insights import units
+from copilot_insights import metrics, units
 from copilot_insights.content import Content
 from copilot_insights.reports import PART_NAMES, Column, Section
 from copilot_insights.rows import unrolled
@@ -51,7 +51,7 @@ def show(tables: Tables, session_id: str, tz: str, *, content: bool = False) -> 
     the log.
     """
     of = pl.col("session_id") == session_id
-    session = tables.sessions.row(by_predicate=of, named=True)
+    session = metrics.sessions(tables).row(by_predicate=of, named=True)
     texts = Content(Path(session["path"]) if content else None)
     rows: list[Row] = list(unrolled(_Walk(tables, session_id, texts).steps()))
     frame = pl.DataFrame(rows, schema=_SCHEMA, orient="row")
@@ -72,7 +72,8 @@ def show(tables: Tables, session_id: str, tz: str, *, content: bool = False) -> 
     ]
     if content:
         columns[4:] = [Column("content", "content")]
-    return Section("show", "", frame, tuple(columns), shown, heading(session, tz))
+    note = "Counted is the part that was chosen." if session["part"] else ""
+    return Section("show", "", frame, tuple(columns), shown, heading(session, tz), note)
 
 
 def heading(session: dict[str, Any], tz: str) -> tuple[tuple[str, str], ...]:
@@ -89,7 +90,9 @@ def heading(session: dict[str, Any], tz: str) -> tuple[tuple[str, str], ...]:
 
 
 def _totals(session: dict[str, Any]) -> str:
-    active = None if session["wall_ms"] is None else session["wall_ms"] - session["user_ms"]
+    active = session.get("active_ms")
+    if "active_ms" not in session and session["wall_ms"] is not None:
+        active = session["wall_ms"] - session["user_ms"]
     words = (
         f"{units.plural(session['llm_calls'], 'model call')}",
         f"{units.plural(session['tool_calls'], 'tool call')}",

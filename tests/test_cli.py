@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -495,6 +496,53 @@ def test_a_zone_of_this_machine_that_is_none_is_said(cli, monkeypatch, machine):
     code, out, err = cli("daily", SAMPLES)
     assert (code, out) == (2, "")
     assert f"no time zone {machine} ($TZ). Use --tz" in one_line(err)
+
+
+@pytest.mark.parametrize("words", ["html", "chart", "export csv", "export otel"])
+def test_help_leaves_out_what_only_tables_have(cli, words):
+    help_ = cli(*words.split(), "--help")[1]
+    assert "--since" in help_
+    assert not {"--format", "--json", "--limit"} & set(re.findall(r"--\w+", help_))
+    assert ("--output" in help_) == (words != "export otel")
+
+
+def test_content_is_shown_though_names_are_long(tmp_path):
+    log = tmp_path / "s" / "events.jsonl"
+    log.parent.mkdir()
+    data = Path(SAMPLES, "tools-1.0.102", "events.jsonl").read_text()
+    log.write_text(data.replace('"bash"', f'"{"long-name-" * 6}"'))
+    out = process("show", log, "--content").stdout.decode()
+    assert "Looking around." in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_head_of_a_tree_counts_what_was_chosen(cli):
+    out = cli("show", "cdef", SAMPLES, "--agent", "explore")[1]
+    assert "4 model calls · 2 tool calls · 7,920 tokens in · 82 out · 748 ms" in out
+    assert "Counted is the part that was chosen." in out
+
+
+def test_a_port_that_is_taken_is_said():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for words in (["model", "demo"], ["serve"]):
+            done = process(*words, "--port", port)
+            assert done.returncode == 1
+            assert f"127.0.0.1:{port}: Address already in use" in one_line(done.stderr.decode())
+    done = process("model", "demo", "--log", "/dev/null/x")
+    assert "cannot write /dev/null/x: Not a directory" in one_line(done.stderr.decode())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device here")
+@pytest.mark.parametrize("words", [["--help"], ["show", "aad", SAMPLES, "--html"]])
+def test_a_full_disk_is_no_fault_of_ours(words):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "copilot_insights.cli", *words],
+            stdout=full, stderr=subprocess.PIPE, check=False, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert one_line(done.stderr.decode()) == "cannot go on: No space left on device."
 
 
 def test_telemetry_is_no_log(cli, tmp_path):

@@ -31,7 +31,7 @@ KINDS: Final = {".png": "png", ".svg": "svg", ".html": "html"}
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("chart")(reading(_chart))
+    app.command("chart")(reading(_chart, output="Write to FILE (.png, .svg, .html)."))
 
 
 def _chart(

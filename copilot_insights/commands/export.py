@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from copilot_insights.otel.exporters import Target
 
 _Option = typer.Option
+_DIRECTORY = "A directory for the files."
 _app = typer.Typer(
     help="Send sessions to OpenTelemetry, or write the tables to files.", no_args_is_help=True
 )
@@ -34,12 +35,18 @@ _app = typer.Typer(
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    _app.command("otel", short_help="Send traces and metrics over OTLP.")(reading(_otel))
-    _app.command("openmetrics", short_help="Write metrics as OpenMetrics text.")(
-        reading(_openmetrics)
+    _app.command("otel", short_help="Send traces and metrics over OTLP.")(
+        reading(_otel, output=None)
     )
-    _app.command("parquet", short_help="Write every table as a Parquet file.")(reading(_parquet))
-    _app.command("csv", short_help="Write every table as a CSV file.")(reading(_csv))
+    _app.command("openmetrics", short_help="Write metrics as OpenMetrics text.")(
+        reading(_openmetrics, output="Write to FILE.")
+    )
+    _app.command("parquet", short_help="Write every table as a Parquet file.")(
+        reading(_parquet, output=_DIRECTORY)
+    )
+    _app.command("csv", short_help="Write every table as a CSV file.")(
+        reading(_csv, output=_DIRECTORY)
+    )
     app.add_typer(_app, name="export")
 
 
@@ -197,7 +204,9 @@ def _tables(options: Options, form: Literal["parquet", "csv"]) -> None:
 
     refuse(options, f"export {form}")
     if options.output is None:
-        raise InsightsError("export to where?", f"Use -o DIR for its {form} files.", exit_code=2)
+        raise InsightsError(
+            "export needs a directory", f"Use -o DIR for its {form} files.", exit_code=2
+        )
     files = {name: options.output / f"{name}.{form}" for name in TABLES}
     vacant(files.values(), force=options.force)
     # a directory has no suffix that names a format

@@ -33,7 +33,7 @@ _DEFAULT: Final = Path("copilot-report.html")
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("html")(reading(_html))
+    app.command("html")(reading(_html, output="Write to FILE; default: copilot-report.html."))
 
 
 def _html(

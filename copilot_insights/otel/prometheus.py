@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from copilot_insights.errors import InsightsError
+from copilot_insights.errors import InsightsError, cannot_listen
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricsData
@@ -31,7 +31,7 @@ def serve(address: str, collect: Collect) -> Iterator[str]:
     try:
         server, thread = start_http_server(port, host, _Source(collect))
     except OSError as error:
-        raise InsightsError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        raise cannot_listen(f"{host}:{port}", error) from None
     try:
         shown = f"[{host}]" if ":" in host else host
         yield f"http://{shown}:{server.server_port}/metrics"

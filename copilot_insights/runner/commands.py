@@ -211,7 +211,10 @@ def serve(
     context: typer.Context,
     stdio: Annotated[bool, typer.Option("--stdio", help="Speak on stdin and stdout.")] = False,
     port: Annotated[
-        int | None, typer.Option("--port", help="Listen on 127.0.0.1; 0 takes a free port.")
+        int | None,
+        typer.Option(
+            "--port", metavar="N", min=0, max=65_535, help="On 127.0.0.1; 0 takes a free one."
+        ),
     ] = None,
     script: ScriptOption = None,
     home: HomeOption = None,
@@ -261,7 +264,12 @@ def serve(
 
 def model(
     scripts: Annotated[str, typer.Argument(help="A script file, or `demo`.")],
-    port: Annotated[int, typer.Option("--port", help="On 127.0.0.1; 0 takes a free port.")] = 0,
+    port: Annotated[
+        int,
+        typer.Option(
+            "--port", metavar="N", min=0, max=65_535, help="On 127.0.0.1; 0 takes a free one."
+        ),
+    ] = 0,
     log: Annotated[
         Path | None, typer.Option("--log", help="Append one JSON line a call to this file.")
     ] = None,

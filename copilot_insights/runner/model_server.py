@@ -16,6 +16,7 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import IO, TYPE_CHECKING, Any
 
+from copilot_insights.errors import InsightsError, cannot_listen
 from copilot_insights.runner.model import Message, ModelError, Reply
 from copilot_insights.runner.scripts import (
     Cue,
@@ -47,11 +48,21 @@ class ScriptServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, scripts: Scripts, port: int, log: Path | None) -> None:
-        """Listen on 127.0.0.1; port 0 takes a free one."""
-        super().__init__(("127.0.0.1", port), _Handler)
+        """Listen on 127.0.0.1; port 0 takes a free one.
+
+        Raises:
+            InsightsError: the port is taken, or the log can't be written.
+        """
         self.scripts = scripts
         self._lock = threading.Lock()
-        self._log: IO[str] | None = log.open("a", encoding="utf-8") if log else None
+        try:
+            self._log: IO[str] | None = log.open("a", encoding="utf-8") if log else None
+        except OSError as error:
+            raise InsightsError(f"cannot write {log}: {error.strerror}") from None
+        try:
+            super().__init__(("127.0.0.1", port), _Handler)
+        except OSError as error:
+            raise cannot_listen(f"127.0.0.1:{port}", error) from None
         self._failures = Failures()
         self._served: Counter[str] = Counter()
         self._compacted: set[str] = set()

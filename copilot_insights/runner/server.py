@@ -12,6 +12,7 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from copilot_insights.errors import cannot_listen
 from copilot_insights.runner.connection import Connection
 from copilot_insights.runner.log import iso
 from copilot_insights.runner.rpc import (
@@ -103,7 +104,10 @@ async def serve_stdio(server: Server) -> None:
 
 async def serve_tcp(server: Server, port: int) -> None:
     """Serve clients on loopback until `runtime.shutdown`; says on stdout where."""
-    listener = await asyncio.start_server(server.serve, LOOPBACK, port, limit=LARGEST_HEADER)
+    try:
+        listener = await asyncio.start_server(server.serve, LOOPBACK, port, limit=LARGEST_HEADER)
+    except OSError as error:
+        raise cannot_listen(f"{LOOPBACK}:{port}", error) from None
     async with listener:
         sys.stdout.write(f"Server listening on port {listener.sockets[0].getsockname()[1]}\n")
         sys.stdout.flush()
