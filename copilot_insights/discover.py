@@ -111,6 +111,8 @@ def find(paths: Sequence[str | Path] = ()) -> Found:
     named = [str(path) for path in paths]
     looked = named or [str(path) for path in default_roots()]
     for text in looked:
+        if not text:
+            raise InsightsError("a path is empty", "Is a variable unset?", exit_code=2)
         if text == STDIN:
             found[STDIN] = LogFile(STDIN, "stdout", "stdin")
             continue

@@ -220,6 +220,8 @@ def refuse(options: Options, what: str, hint: str = "", also: Collection[str] = 
 
 def _form(options: Options) -> str:
     if options.json:
+        if options.format not in {None, "json"}:
+            raise InsightsError("--json and --format contradict", "Use one.", exit_code=2)
         return "json"
     if options.format:
         if options.format not in _FORMATS.values():
@@ -263,7 +265,8 @@ def vacant(paths: Iterable[Path], *, force: bool) -> None:
     """
     taken = [str(path) for path in paths if exists(path)]
     if taken and not force:
-        raise InsightsError(f"{_some(taken)} exists", "Use --force to overwrite.")
+        exist = "exist" if len(taken) > 1 else "exists"
+        raise InsightsError(f"{_some(taken)} {exist}", "Use --force to overwrite.")
 
 
 def write_file(path: Path, data: bytes, *, force: bool) -> None:
@@ -357,7 +360,7 @@ def one_session(tables: "Tables", text: str | None = None) -> str:
         raise InsightsError(f"{len(found)} sessions begin with {text}", f"Which: {_some(found)}?")
     heads = {i[: len(text)]: i for i in reversed(ids)}
     near = [heads[head] for head in get_close_matches(text, heads, n=3, cutoff=0.5)]
-    hint = f"Nearest: {_some(near)}." if near else f"There are: {_some(ids[-3:])}."
+    hint = f"Nearest: {_some(near)}." if near else f"The newest: {_some(ids[-3:])}."
     raise InsightsError(f"no session begins with {text}", hint)
 
 

@@ -111,6 +111,9 @@ def _csv(sections: Sequence[Section]) -> Iterator[str]:
         yield text.getvalue()
 
 
+_FORMULA: Final = frozenset("=+-@＝＋－＠")  # also in full width  # noqa: RUF001
+
+
 def _cell(value: object) -> object:
     if value is None or isinstance(value, int | float):
         return value
@@ -118,7 +121,7 @@ def _cell(value: object) -> object:
         return _plain(value)
     text = clean(value if isinstance(value, str) else json.dumps(value, default=_plain))
     # a spreadsheet runs what begins like this; the quote makes it text
-    return f"'{text}" if text.lstrip()[:1] in {"=", "+", "-", "@"} else text
+    return f"'{text}" if text.lstrip()[:1] in _FORMULA else text
 
 
 # --- for people ---------------------------------------------------------------------------
@@ -333,8 +336,10 @@ def _fitting(
             kept.remove(max(reversed(kept), key=lambda c: c.rank))
     spare = width - _GAP * (len(kept) - 1) - sum(map(least, kept))
     sizes = {}
-    for column in kept:
-        more = min(spare, full[column] - least(column))
+    # what is left goes to all alike, as far as they need it
+    hungry = sorted(kept, key=lambda c: full[c] - least(c))
+    for after, column in zip(range(len(hungry), 0, -1), hungry, strict=True):
+        more = min(spare // after, full[column] - least(column))
         sizes[column] = max(1, least(column) + more)
         spare -= more
     return kept, sizes

@@ -196,6 +196,7 @@ def _versions(tables: Tables) -> str:
     )
     if not versions:
         return ""
+    versions = [version if len(version) <= 20 else f"{version[:20]}…" for version in versions]
     shown = versions if len(versions) <= 3 else [versions[0], "…", versions[-1]]
     return f"CLI {', '.join(shown)}"
 

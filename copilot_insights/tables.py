@@ -447,7 +447,7 @@ def _incidents(
             pl.format("{} is earlier than what stands before it", "type"),
         ),
         rows("unknown_type", unknown, pl.format("{} of unknown type {}", "n", "type")),
-        rows("tokens_unknown", partly, pl.format("no input tokens are known of {} calls", "n")),
+        rows("tokens_unknown", partly, pl.format("calls without known input tokens: {}", "n")),
     ]
     return pl.concat(found, how="vertical_relaxed").sort(
         "session_id", "seq", nulls_last=True, maintain_order=True

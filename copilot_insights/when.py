@@ -10,7 +10,7 @@ from tzlocal import get_localzone_name
 
 from copilot_insights.errors import InsightsError
 
-_FIXED: Final = re.compile(r"[A-Za-z]{3,}([+-]?)(\d{1,2})")  # of POSIX, west is +
+_FIXED: Final = re.compile(r"(?:[A-Za-z]{3,}|<[\w+-]{3,}>)([+-]?)(\d{1,2})")  # of POSIX, west is +
 _AGO: Final = re.compile(r"(\d{1,5})([mhdw])")
 _UNITS: Final = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -61,13 +61,13 @@ def parse(text: str | None, tz: str, *, end: bool = False) -> datetime | None:
     try:
         whole = text in days or _is_day(text)
         time = days.get(text) or datetime.fromisoformat(text)
-        if whole:
+        if whole and time.date() != date.max:  # the last of all days has no end
             # on the wall clock: a day with a change of clocks is not 24 hours long
             time += timedelta(days=1) if end else timedelta(0)
         return (time if time.tzinfo else time.replace(tzinfo=ZoneInfo(tz))).astimezone(UTC)
     except (ValueError, OverflowError):
         raise InsightsError(
             f"no time: {text}",
-            "Use 2026-11-30, 2026-11-30T12:00, today, yesterday or 7d.",
+            "Use 2026-11-30, 2026-11-30T12:00, today, yesterday, 12h or 7d.",
             exit_code=2,
         ) from None

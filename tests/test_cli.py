@@ -167,7 +167,7 @@ def test_a_wrong_session_gets_the_nearest_ones(cli):
     code, out, err = cli("show", "cdee", SAMPLES)
     assert (code, out) == (1, "")
     assert "cdef9596-d157-458b-8950-8f1bda9a12a2" in one_line(err)
-    assert re.search("There are: [0-9a-f]{8}-", one_line(cli("show", "zzz", SAMPLES)[2]))
+    assert re.search("The newest: [0-9a-f]{8}-", one_line(cli("show", "zzz", SAMPLES)[2]))
 
 
 def test_an_id_that_several_sessions_begin_with_is_not_guessed(cli):
@@ -483,11 +483,17 @@ def test_days_are_of_the_zone_asked_for(cli, two):
 
 @pytest.mark.parametrize(
     ("machine", "told"),
-    [("EST5EDT", "EST5EDT"), ("UTC-3", "Etc/GMT-3"), ("EST5", "Etc/GMT+5"), (":Asia/Tokyo",) * 2],
+    [
+        ("EST5EDT", "EST5EDT"),
+        ("UTC-3", "Etc/GMT-3"),
+        ("<+03>-3", "Etc/GMT-3"),
+        ("EST5", "Etc/GMT+5"),
+        (":Asia/Tokyo", "Asia/Tokyo"),
+    ],
 )
 def test_the_zone_of_this_machine_is_also_one_of_posix(cli, monkeypatch, machine, told):
     monkeypatch.setenv("TZ", machine)
-    assert cli("daily", SAMPLES)[1].startswith(f"By day ({told.removeprefix(':')})\n")
+    assert cli("daily", SAMPLES)[1].startswith(f"By day ({told})\n")
 
 
 @pytest.mark.parametrize("machine", ["CET-1CEST", "Foo/Bar", "X9999"])
@@ -543,6 +549,25 @@ def test_a_full_disk_is_no_fault_of_ours(words):
         )  # fmt: skip
     assert done.returncode == 1
     assert one_line(done.stderr.decode()) == "cannot go on: No space left on device."
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["report", ""], 2, "a path is empty. Is a variable unset?"),
+        (["tools", SAMPLES, "--json", "-f", "csv"], 2, "--json and --format contradict. Use one."),
+        (["compare", "foo", "bar", SAMPLES], 2, "foo is no side. A side is"),
+        (["tools", SAMPLES, "--since", "soon"], 2, "today, yesterday, 12h or 7d."),
+    ],
+)
+def test_wrong_usage_is_a_line_that_says_what_to_do(cli, words, code, said):
+    found, out, err = cli(*words)
+    assert (found, out) == (code, "")
+    assert said in one_line(err)
+
+
+def test_the_last_of_all_days_is_a_time(cli):
+    assert cli("tools", SAMPLES, "--until", "9999-12-31")[0] == 0
 
 
 def test_telemetry_is_no_log(cli, tmp_path):

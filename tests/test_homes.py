@@ -62,7 +62,7 @@ def test_a_total_after_a_compaction_is_about_the_calls_since(tmp_path):
     unknown = tables.incidents.filter(kind="tokens_unknown")["detail"].to_list()
     assert (tables.sessions["output_tokens"][0], unknown) == (
         truth(named("manual-compact"))["output_tokens"],
-        ["no input tokens are known of 5 calls"],
+        ["calls without known input tokens: 5"],
     )
 
 

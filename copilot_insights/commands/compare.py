@@ -114,4 +114,4 @@ def _side(options: Options, text: str, by: str | None) -> Options:
             until = begins.isoformat()  # a day ends a time before it, so that B can begin with it
         return replace(options, since=since or None, until=until or None)
     hint = "A side is a path, a time like 2026-11-01..2026-11-15, or a value with --by."
-    raise InsightsError(f"what is {text}?", hint, exit_code=2)
+    raise InsightsError(f"{text} is no side", hint, exit_code=2)

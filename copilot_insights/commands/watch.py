@@ -210,7 +210,8 @@ class _View:
         frame = self.frame()
         if form == "table" and not frame.height:
             days = self._recent / timedelta(days=1)
-            return f"no session with news in the last {days:g} days ({len(self._tables)} in all)\n"
+            last = f"{days:g} day{'s' if days != 1 else ''}"
+            return f"no session with news in the last {last} ({len(self._tables)} in all)\n"
         section = live.section(frame, len(self._tables), limit)
         pieces = render([section], form, tz=when.zone(None), width=width, color=color)
         return "".join(pieces)
