@@ -69,9 +69,11 @@ def llm_calls(events: Events, turns: pl.LazyFrame, store: pl.LazyFrame) -> pl.La
     # a tool that starts shows that there was a reply, should its line be damaged
     acted = events.of("tool.execution_start").group_by(_CALL).agg(acted_at=pl.col("at").first())
     aborts = events.of("abort").select(*_CALL, aborted=pl.lit(value=True)).unique()
+    # where a line of a turn is lost, that may be its reply
+    gaps = events.base.lazy().filter("gap").select(*_CALL, torn=pl.lit(value=True)).unique()
     errors = events.of("session.error").select(*_CALL, failed=pl.lit(value=True)).unique()
     calls = pl.concat([turns, alone], how="diagonal_relaxed").sort("row")
-    for more in (replies, records, acted, aborts, errors):
+    for more in (replies, records, acted, aborts, errors, gaps):
         calls = calls.join(more, on=_CALL, how="left", maintain_order="left")
     # … and its time is a bound only where the reply's own is not known
     calls = calls.with_columns(
@@ -89,6 +91,8 @@ def llm_calls(events: Events, turns: pl.LazyFrame, store: pl.LazyFrame) -> pl.La
         .then(pl.lit("ok"))
         .when(pl.col("aborted"))
         .then(pl.lit("aborted"))
+        .when(pl.col("torn") & pl.col("failed").is_null())
+        .then(pl.lit("open"))
         .when(ended | pl.col("failed") | (pl.col("evidence") == "error"))
         .then(pl.lit("error"))
         .otherwise(pl.lit("open")),

@@ -557,6 +557,7 @@ def test_a_full_disk_is_no_fault_of_ours(words):
         (["report", ""], 2, "a path is empty. Is a variable unset?"),
         (["tools", SAMPLES, "--json", "-f", "csv"], 2, "--json and --format contradict. Use one."),
         (["compare", "foo", "bar", SAMPLES], 2, "foo is no side. A side is"),
+        (["export", "otel", SAMPLES, "--endpoint", "host"], 2, "host is no URL. Use one like"),
         (["tools", SAMPLES, "--since", "soon"], 2, "today, yesterday, 12h or 7d."),
     ],
 )

@@ -826,6 +826,11 @@ def test_lost_lines_are_said_and_their_total_does_not_go_on(log):
     assert (gap["seq"], gap["detail"]) == (52, "what stood before session.shutdown is gone")
 
 
+def test_a_call_whose_reply_was_lost_did_not_fail(log):
+    session = one(log(*RESUMED[:53], *RESUMED[54:]).sessions)
+    assert (session["llm_calls"], session["failed_llm_calls"]) == (8, 0)
+
+
 def test_a_line_that_was_rejected_is_not_said_to_be_lost_too(log):
     tables = log(*RESUMED[:10], RESUMED[10][:-9] + b"\n", *RESUMED[11:])
     assert kinds(tables).count("rejected_line") == 1

@@ -111,7 +111,9 @@ def protocol(asked: str | None) -> str:
 
 
 def otlp(endpoint: str | None, protocol: str) -> Target:
-    """A receiver of OTLP at a base URL, by default that of the standard variables."""
+    """A receiver of OTLP at a base URL, by default that of the standard variables. Raises
+    InsightsError.
+    """
     where = endpoint or os.environ.get(_ENDPOINT) or _DEFAULT[protocol]
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc import (  # noqa: PLC0415
@@ -129,6 +131,8 @@ def otlp(endpoint: str | None, protocol: str) -> Target:
         trace_exporter,
     )
 
+    if not where.startswith(("http://", "https://")):
+        raise InsightsError(f"{where} is no URL", "Use one like http://host:4318.", exit_code=2)
     base = endpoint.rstrip("/") if endpoint else None
     partial: list[Failure] = []
     return Target(
