@@ -113,11 +113,12 @@ class _Log(NamedTuple):
     duplicates: int = 0
     repeats: tuple[int, ...] = ()
 
-    def rank(self) -> tuple[int, bool, str]:
+    def rank(self) -> tuple[int, bool, str, int]:
         """Of logs that hold the same event the first counts it: the stored log before a
-        stdout copy, the original before its fork.
+        stdout copy, the original before its fork, and that before its own.
         """
-        return _LAYOUTS.index(self.file.layout), self.stated != self.file.name, self.started
+        layout = _LAYOUTS.index(self.file.layout)
+        return layout, self.stated != self.file.name, self.started, self.events
 
     def chained(self) -> bool:
         """Whether each event's parent is one of the log: not in a stream, and up to CLI 1.0.10

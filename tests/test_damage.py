@@ -957,6 +957,22 @@ def test_a_fork_counts_only_what_it_adds(tmp_path, stated):
     ]
 
 
+@pytest.mark.parametrize("order", [["s2", "s3", "s1"], ["s3", "s2", "s1"], ["s1", "s3", "s2"]])
+def test_forks_of_forks_are_told_apart_in_any_order(tmp_path, order):
+    lines = good_lines()
+    second = [*lines, user(10), *a_turn(11, outputTokens=3)]
+    third = [*second, user(20), *a_turn(21, outputTokens=5)]
+    for name, own in (("s1", lines), ("s2", second), ("s3", third)):
+        store(tmp_path / name / "events.jsonl", *own)
+    tables = read(*(tmp_path / name for name in order))
+    counts = ("session_id", "llm_calls", "output_tokens", "duplicate_events")
+    assert sorted(rows(tables.sessions, *counts)) == [
+        ("s1", 1, 7, 0),
+        ("s2", 1, 3, 5),
+        ("s3", 1, 5, 9),
+    ]
+
+
 def streamed(lines):
     """What `copilot -p … --output-format json` prints of a session: more and less than its log."""
     extra = changed(event("assistant.message_delta", 3.5, deltaContent="o"), ephemeral=True)
