@@ -71,7 +71,7 @@ def failures(tables: Tables) -> Section:
         Column("calls", "calls", "count"),
         Column("sessions", "sessions", "count"),
     )
-    return Section("failures", "Why tool calls failed", frame, columns, shown)
+    return Section("failures", "How tool calls failed or stopped", frame, columns, shown)
 
 
 def context(tables: Tables) -> Section:

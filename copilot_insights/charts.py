@@ -363,7 +363,7 @@ def reasons(frame: pl.DataFrame, most: int = 15) -> Figure:
     """Of `metrics.failures`: why calls did not go well, most frequent first."""
     shown = frame.head(most)
     figure = blank(
-        "Why tool calls failed", height=rows_high(shown.height),
+        "How tool calls failed or stopped", height=rows_high(shown.height),
         xaxis=_counted("calls", shown["calls"].max()),
         yaxis={"type": "category", "autorange": "reversed"},
     )  # fmt: skip
@@ -392,7 +392,11 @@ def reasons(frame: pl.DataFrame, most: int = 15) -> Figure:
 def sessions(frame: pl.DataFrame, most: int = 5000) -> Figure:
     """Of `metrics.notable`: tokens in against active time, those worth a look marked."""
     shown = frame.filter(pl.col("active_ms") > 0, pl.col("input_tokens") > 0).head(most)
-    figure = blank("Sessions", height=380, yaxis={"title": {"text": "tokens in, log scale"}})
+    left = frame.height - shown.height
+    of = f"Sessions ({shown.height} of {frame.height}: the others state no tokens)"
+    figure = blank(
+        of if left else "Sessions", height=380, yaxis={"title": {"text": "tokens in, log scale"}}
+    )
     if not shown.height:
         return nothing(figure, "No session states its tokens.")
     for name, worth, color, symbol in (
@@ -411,12 +415,13 @@ def sessions(frame: pl.DataFrame, most: int = 5000) -> Figure:
                 ],
                 hovertemplate="%{customdata}<extra></extra>",
             )  # fmt: skip
+    ticks = [n * 10**power for power in range(12) for n in (1, 2, 5)]
     low = shown["active_ms"].min()
     axis = _logarithmic(shown["active_ms"].max())
     axis["range"][0] = pl.Series([low]).log10()[0] - 0.2
     return figure.update_layout(
         xaxis={"title": {"text": "active time, log scale"}, **axis},
-        yaxis={"type": "log", "dtick": 1, "exponentformat": "SI"},
+        yaxis={"type": "log", "tickvals": ticks, "ticktext": [units.count(n) for n in ticks]},
     )
 
 
@@ -428,7 +433,7 @@ def subagents(frame: pl.DataFrame, most: int = 15) -> Figure:
     )  # fmt: skip
     shown = frame.drop_nulls("input_tokens").sort("input_tokens", descending=True).head(most)
     if not shown.height:
-        why = "No sub-agent's tokens are known." if frame.height else "No sub-agent ran."
+        why = "No sub-agent's tokens are known." if frame.height else "No sub-agent here."
         return nothing(figure, why)
     names = labels(
         f"{agent or 'agent'} · {model or _UNNAMED}"
@@ -526,7 +531,9 @@ CHARTS: Final[dict[str, Chart]] = {
         lambda frame: latency(frame, "tool", "Run time of tool calls"),
     ),
     "tool-outcomes": Chart("How tool calls ended", lambda t, _: reports.tools(t), outcomes),
-    "failures": Chart("Why tool calls failed", lambda t, _: breakdowns.failures(t), reasons),
+    "failures": Chart(
+        "How tool calls failed or stopped", lambda t, _: breakdowns.failures(t), reasons
+    ),
     "sessions": Chart("Tokens against time by session", breakdowns.notable, sessions),
     "agents": Chart("Tokens of sub-agents", lambda t, _: reports.agents(t), subagents),
     "context": Chart(

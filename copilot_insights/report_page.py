@@ -329,7 +329,7 @@ off within a call, or one call repeated.</p>
 
 def _agents(writer: _Writer, sections: Mapping[str, Section]) -> str:
     if "agents" not in sections:
-        return '<p class="note">No sub-agent ran.</p>'
+        return '<p class="note">No sub-agent here.</p>'
     section = sections["agents"]
     tokens = int(section.frame["input_tokens"].sum())
     whole = sections["overview"].frame["input_tokens"][0]

@@ -125,13 +125,16 @@ def test_few_sessions_are_worth_a_look_and_for_a_reason(tables):
         user_ms=pl.lit(0, pl.Int64),
         ai_credits=pl.Series([10.0, *[1.0] * 39]),
         llm_calls=pl.lit(10, pl.Int64),
+        interactions=pl.lit(0, pl.Int64),
         subagents=pl.lit(0, pl.Int64),
         tool_calls=pl.lit(0, pl.Int64),
         failed_tool_calls=pl.lit(0, pl.Int64),
         failed_llm_calls=pl.Series([2, 3, 0, 0] * 10),
     )
     calls = pl.concat([tables.llm_calls.head(1)] * 400).with_columns(session_id=pl.Series(ids * 10))
-    rest = {"tool_calls": tables.tool_calls.clear(), "subagents": tables.subagents.clear()}
+    rest = {
+        name: tables.table(name).clear() for name in ("tool_calls", "subagents", "interactions")
+    }
     found = metrics.notable(replace(tables, sessions=sessions, llm_calls=calls, **rest))
     assert found.filter("long")["session_id"].to_list() == ["s39"]
     assert found.filter("costly")["session_id"].to_list() == ["s0"]

@@ -309,7 +309,7 @@ def test_a_page_of_next_to_nothing_says_so(opened, tmp_path):
         "No time is known.",
         "No tool was called.",
         "No tool call failed.",
-        "No sub-agent ran.",
+        "No sub-agent here.",
         "No log here states tokens call by call.",
     ):
         assert sentence in text

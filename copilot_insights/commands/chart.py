@@ -1,5 +1,6 @@
 """`chart`: one chart as a picture or a page."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -73,6 +74,9 @@ def _drawn(figure: "Figure", kind: str, width: int) -> bytes:
         from copilot_insights.report_page import figure_page  # noqa: PLC0415
 
         return figure_page(figure).encode(errors="backslashreplace")
+    # a message of the browser that it can't read is none of ours
+    for library in ("choreographer", "kaleido"):
+        logging.getLogger(library).setLevel(logging.CRITICAL)
     try:
         return bytes(figure.to_image(format=kind, width=width, scale=2 if kind == "png" else 1))
     except Exception as error:  # noqa: BLE001 (kaleido's and the browser's have no common type)
