@@ -288,7 +288,7 @@ def test_the_command_never_overwrites(tmp_path):
     written[0].write_text("mine")
     again = subprocess.run(command, check=False, capture_output=True, text=True)
     assert again.returncode == 1
-    assert "exists" in again.stderr
+    assert "exist. Use --force" in again.stderr
     assert written[0].read_text() == "mine"
 
 
